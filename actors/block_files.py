@@ -1,0 +1,120 @@
+"""Blocks as safetensors files: what a unit writes into a checkpoint and reads back.
+
+A file holds, for each block and field, the tensors ``<block>/<field>/values`` and, for a jagged field,
+``<block>/<field>/offsets``; its metadata entry ``blocks`` describes them in JSON. Anyone can open it with the safetensors
+library. A file is fsynced before its size and checksum (xxh3-64 of all bytes) are reported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import xxhash
+from numpy.typing import NDArray
+
+from policies.checksums import block_checksum
+from policies.columns import Column
+from policies.dtypes import storage_dtype
+from policies.errors import CheckpointDamaged, WireError
+from policies.manifest import FileEntry
+from policies.storage import Block
+
+_SAFETENSORS = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16 "
+    "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu complex64".split()
+)
+"""dtypes that safetensors knows by the same name; any other is kept as bytes and named in the metadata."""
+
+_CHUNK = 16 << 20
+
+
+def checksum_file(path: Path) -> str:
+    """xxh3-64 of a file's bytes, hex."""
+    state = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def sync_and_describe(path: Path) -> FileEntry:
+    """fsync a finished file and measure it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return FileEntry(path.name, path.stat().st_size, checksum_file(path))
+
+
+def write_blocks(path: str, blocks: Sequence[Block]) -> FileEntry:
+    """Write ``blocks`` straight from their buffers and fsync the file. Raises `OSError` as the file system does."""
+    tensors: dict[str, safetensors.TensorSpec] = {}
+    described = []
+    for block in blocks:
+        fields = []
+        for name, column in block.columns.items():
+            _add(tensors, f"{block.id}/{name}/values", column.dtype, column.values)
+            if column.offsets is not None:
+                _add(tensors, f"{block.id}/{name}/offsets", "int64", column.offsets)
+            fields.append({"name": name, "dtype": column.dtype, "shape": list(column.shape)})
+        dead = [] if block.dead is None else np.flatnonzero(block.dead).tolist()
+        described.append(
+            {
+                "id": block.id,
+                "rows": block.rows,
+                "dead": dead,
+                "checksum": block_checksum(block.columns),
+                "fields": fields,
+            }
+        )
+    try:
+        safetensors.serialize_file(tensors, path, {"blocks": json.dumps(described)})
+    except safetensors.SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from error
+    return sync_and_describe(Path(path))
+
+
+def _add(tensors: dict[str, safetensors.TensorSpec], name: str, dtype: str, array: NDArray[Any]) -> None:
+    """The caller keeps ``array`` alive until the file is written."""
+    own = dtype in _SAFETENSORS
+    tensors[name] = safetensors.TensorSpec(
+        dtype=dtype if own else "uint8",
+        shape=[array.size if own else array.nbytes],
+        data_ptr=array.ctypes.data,
+        data_len=array.nbytes,
+    )
+
+
+def read_blocks(path: str) -> list[Block]:
+    """The blocks of a file. Raises `CheckpointDamaged` when it cannot be read or a block's checksum differs."""
+    file = Path(path)
+    try:
+        raw = file.read_bytes()
+        header = int.from_bytes(raw[:8], "little")
+        described = json.loads(json.loads(raw[8 : 8 + header])["__metadata__"]["blocks"])
+        tensors = {name: tensor["data"] for name, tensor in safetensors.deserialize(raw)}
+        return [_block(entry, tensors, file.name) for entry in described]
+    except CheckpointDamaged:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, WireError, safetensors.SafetensorError) as error:
+        raise CheckpointDamaged(f"{file}: cannot be read as a file of blocks: {error}") from None
+
+
+def _block(entry: Mapping[str, Any], tensors: Mapping[str, Any], file: str) -> Block:
+    columns = {}
+    for described in entry["fields"]:
+        name, dtype = described["name"], described["dtype"]
+        values = np.frombuffer(tensors[f"{entry['id']}/{name}/values"], storage_dtype(dtype))
+        packed = tensors.get(f"{entry['id']}/{name}/offsets")
+        offsets = None if packed is None else np.frombuffer(packed, "<i8")
+        columns[name] = Column(dtype, tuple(described["shape"]), entry["rows"], values, offsets)
+    if block_checksum(columns) != entry["checksum"]:
+        raise CheckpointDamaged(f"{file}: block {entry['id']} does not match its checksum")
+    block = Block.of(entry["id"], entry["rows"], columns)
+    if entry["dead"]:
+        block.free(np.array(entry["dead"], np.int64))
+    return block

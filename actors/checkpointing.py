@@ -1,0 +1,115 @@
+"""Saving and restoring a whole plane through its client.
+
+The controller's snapshot fixes the membership of a checkpoint in one instant. Units are held before it, so every block
+that it names is still there when they write, side by side, straight from their buffers; writers and readers go on
+meanwhile. Restoring binds the saved blocks to whatever units there are now.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from actors.checkpoint_files import PartialCheckpoint, StoredCheckpoint
+from actors.client import DataPlaneClient
+from policies.errors import RegraftError
+from policies.manifest import CONTROLLER_FILE, JOB_FILE, FileEntry
+from policies.operations import CONTROLLER, Ask
+
+logger = logging.getLogger(__name__)
+
+FILES_TIMEOUT_S = 3600.0
+"""A unit may take this long to write or read its file of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """``seconds`` by phase: ``snapshot``, ``write`` (units and job state), ``publish``."""
+
+    path: Path
+    nbytes: int
+    seconds: Mapping[str, float]
+
+
+def save_plane(
+    client: DataPlaneClient,
+    directory: str | Path,
+    job: Mapping[str, Any],
+    fingerprint: Mapping[str, Any],
+    checkpoint_id: str,
+) -> SavedCheckpoint:
+    """Write a checkpoint of everything the controller knows at one moment; it appears in ``directory`` when whole.
+
+    ``job`` is the job's own state, any msgpack-plain mapping (receipts in their plain form belong here).
+    ``fingerprint`` says what shapes the data; a restore must present the same. Raises `CheckpointError` or the failing
+    unit's error, and then nothing of this checkpoint is left and the earlier ones are as they were.
+    """
+    began = time.monotonic()
+    packed_job = msgpack.packb(dict(job))
+    with PartialCheckpoint(directory) as partial:
+        with _held_units(client) as units:
+            (snapshot,) = client.ask([Ask(CONTROLLER, "snapshot")])
+            snapshot_at = time.monotonic()
+            files = {unit: f"unit-{unit}.safetensors" for unit in units}
+            blocks = snapshot.body["blocks"]
+            asks = [
+                Ask(
+                    unit,
+                    "save",
+                    {"path": str(partial.path.resolve() / name), "blocks": blocks.get(unit, [])},
+                    repeatable=False,
+                )
+                for unit, name in files.items()
+            ]
+            for written in client.ask(asks, FILES_TIMEOUT_S):
+                partial.add(FileEntry.from_plain(written.body))
+        partial.write(CONTROLLER_FILE, bytes(snapshot.buffers[0]))
+        partial.write(JOB_FILE, packed_job)
+        written_at = time.monotonic()
+        path = partial.publish(checkpoint_id, fingerprint, list(files.values()))
+    seconds = {
+        "snapshot": snapshot_at - began,
+        "write": written_at - snapshot_at,
+        "publish": time.monotonic() - written_at,
+    }
+    return SavedCheckpoint(path, sum(file.stat().st_size for file in path.iterdir()), seconds)
+
+
+@contextmanager
+def _held_units(client: DataPlaneClient) -> Iterator[list[str]]:
+    """The plane's units, none of which frees a row inside the context."""
+    units = list(client.units())
+    try:
+        client.ask([Ask(unit, "hold") for unit in units])
+        yield units
+    finally:
+        for unit in units:
+            try:
+                client.ask([Ask(unit, "release")])
+            except RegraftError as error:
+                logger.warning("unit %s was not released after a save: %s", unit, error)
+
+
+def restore_plane(client: DataPlaneClient, path: str | Path, fingerprint: Mapping[str, Any]) -> StoredCheckpoint:
+    """Fill an empty plane from the checkpoint at ``path`` (one checkpoint, or a directory of them: the newest whole).
+
+    Everything is verified before the plane is touched. Raises `CheckpointMissing`, `CheckpointDamaged`,
+    `FingerprintMismatch`, or `Refused` when the plane already holds rows.
+    """
+    stored = StoredCheckpoint.open(path)
+    stored.manifest.require_fingerprint(fingerprint, str(stored.path))
+    units = client.units()
+    placed = [(units[i % len(units)], file) for i, file in enumerate(stored.unit_files)]
+    loads = [Ask(unit, "load", {"path": str(file.resolve())}) for unit, file in placed]
+    bound: dict[int, str] = {}
+    for (unit, _), loaded in zip(placed, client.ask(loads, FILES_TIMEOUT_S), strict=True):
+        bound.update(dict.fromkeys(loaded.body["blocks"], unit))
+    client.ask([Ask(CONTROLLER, "restore", {"blocks": bound}, [stored.controller])])
+    return stored

@@ -1,0 +1,297 @@
+"""GenerationWorker: a data-parallel leader. It hosts one engine and streams what it generates to its coordinator.
+
+The engine runs on a thread of its own, one step after another; the actor's event loop starts calls, sends deltas and
+stores finished rows, and never waits for a step. Deltas leave in order, one message at a time: what the engine makes
+while a message is on its way rides along with the next, so a slow coordinator never slows the engine.
+
+A finished call is stored in the ``train`` partition *before* its coordinator is told, so that a cut at any moment
+covers it either as a call or as a row. Prefixes are asked for as soon as a call is resumed, also while the engine is
+still loading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actors.client import AsyncDataPlaneClient, PlaneAddress
+from actors.engines.contract import Engine, EngineFingerprint, ResumeMode
+from actors.engines.registry import EngineSpec, build_engine
+from policies.calls import CallIdentity, GenerationRequest, StepDelta, Tokens
+from policies.chain import Chain, ChainRefusal
+from policies.columns import Column
+from policies.errors import EngineError, RegraftError
+from policies.receipts import Continuation
+
+logger = logging.getLogger(__name__)
+
+TRAIN = "train"
+
+REMEMBERED_STEPS = 65_536
+"""Steps kept for whoever asks for progress; the oldest go first when nobody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A call that ended: its row is in partition ``train`` under ``key``.
+
+    ``prefix_tokens`` of its ``tokens`` came from a restored chain; ``refusal`` says why a chain was not used and the
+    call was regenerated from its prompt.
+    """
+
+    identity: CallIdentity
+    key: str
+    tokens: int
+    finish_reason: str
+    prefix_tokens: int = 0
+    refusal: ChainRefusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step: wall-clock seconds (unix) at its begin and end, and the new tokens of each call."""
+
+    began: float
+    ended: float
+    tokens: Mapping[CallIdentity, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """When a resumed call's prefix was in hand (unix seconds), and how many tokens it has."""
+
+    identity: CallIdentity
+    at: float
+    tokens: int
+    chunks: int
+    refusal: ChainRefusal | None
+
+
+class _ActiveCall:
+    __slots__ = ("ended", "parts", "prefix_tokens")
+
+    def __init__(self, prefix: Tokens | None, ended: asyncio.Future[str]) -> None:
+        self.parts = [] if prefix is None else [prefix]
+        self.prefix_tokens = 0 if prefix is None else len(prefix)
+        self.ended = ended
+
+
+class GenerationWorker:
+    """``coordinator`` and ``coalescer`` are handles of this leader's actors. ``weight_version`` is the version of the
+    weights that the engine loads; chains with newer tokens are refused."""
+
+    def __init__(
+        self,
+        engine: EngineSpec,
+        address: PlaneAddress,
+        coordinator: Any,
+        coalescer: Any,
+        weight_version: int = 0,
+    ) -> None:
+        self._spec, self._coordinator, self._coalescer = engine, coordinator, coalescer
+        self._weight_version = weight_version
+        self._client = AsyncDataPlaneClient(address)
+        self._commands: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
+        self._calls: dict[CallIdentity, _ActiveCall] = {}
+        self._steps: deque[Step] = deque(maxlen=REMEMBERED_STEPS)
+        self._resumptions: deque[Resumption] = deque(maxlen=REMEMBERED_STEPS)
+        self._failure: EngineError | None = None
+        self._deltas: list[StepDelta] = []
+        self._fresh = asyncio.Event()
+        self._event_loop = asyncio.get_running_loop()
+        self._engine: asyncio.Future[Engine] = self._event_loop.create_future()
+        self._streaming = self._event_loop.create_task(self._stream())
+        self._thread = threading.Thread(target=self._run_engine, name="engine", daemon=True)
+        self._thread.start()
+
+    async def ready(self) -> EngineFingerprint:
+        """Wait until the engine has loaded. Raises `EngineError` when it cannot."""
+        return (await asyncio.shield(self._engine)).fingerprint
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """Prompt token ids of a user's message."""
+        return (await asyncio.shield(self._engine)).encode(text)
+
+    async def decode(self, ids: list[int]) -> str:
+        return (await asyncio.shield(self._engine)).decode(ids)
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Run a call to its end and store its row."""
+        await self._coordinator.begin.remote(request.identity)
+        return await self._run_call(request, None, "exact")
+
+    async def resume(self, continuation: Continuation, mode: ResumeMode) -> Completion:
+        """Run a cut call to its end from its chain, or from its prompt when the chain cannot be used."""
+        request, identity = continuation.request, continuation.request.identity
+        if not continuation.keys:
+            self._resumptions.append(Resumption(identity, time.time(), 0, 0, None))
+            return await self.generate(request)
+        chain = await self._coalescer.read_chain.remote(continuation, self._weight_version)
+        if isinstance(chain, ChainRefusal):
+            logger.warning("call %s is regenerated: %s: %s", identity, chain.reason, chain.cause)
+            self._resumptions.append(Resumption(identity, time.time(), 0, len(continuation.keys), chain))
+            await self._coordinator.begin.remote(identity)
+            return await self._run_call(request, None, mode, chain)
+        self._resumptions.append(Resumption(identity, time.time(), continuation.tokens, len(continuation.keys), None))
+        await self._coordinator.adopt.remote(continuation, chain)
+        prefix = _prefix(chain)
+        if continuation.finish_reason is not None or continuation.remaining_max_tokens == 0:
+            reason = continuation.finish_reason or "length"
+            return await self._complete(identity, [prefix], reason, len(prefix), None)
+        return await self._run_call(request, prefix, mode)
+
+    async def abort(self, identity: CallIdentity) -> None:
+        """Forget a call; whoever waits for it gets an `EngineError`."""
+        self._commands.put(lambda engine: _discard(engine.abort(identity)))
+        call = self._calls.pop(identity, None)
+        if call is not None and not call.ended.done():
+            call.ended.set_exception(EngineError(f"call {identity} was aborted"))
+        await self._coordinator.abort.remote(identity)
+
+    async def take_progress(self) -> tuple[list[Step], list[Resumption]]:
+        """The steps and resumptions since this was asked last (at most `REMEMBERED_STEPS` of each)."""
+        taken = list(self._steps), list(self._resumptions)
+        self._steps.clear()
+        self._resumptions.clear()
+        return taken
+
+    async def requests_sent(self) -> int:
+        """Messages to controller and units that this worker has sent."""
+        return self._client.requests_sent
+
+    async def close(self) -> None:
+        self._commands.put(None)
+        self._streaming.cancel()
+        await asyncio.to_thread(self._thread.join)
+        await self._client.close()
+
+    async def _run_call(
+        self, request: GenerationRequest, prefix: Tokens | None, mode: ResumeMode, refusal: ChainRefusal | None = None
+    ) -> Completion:
+        identity = request.identity
+        if self._failure is not None:
+            raise self._failure
+        call = self._calls[identity] = _ActiveCall(prefix, self._event_loop.create_future())
+
+        def start(engine: Engine) -> None:
+            try:
+                engine.start(request, prefix, mode)
+            except RegraftError as error:
+                self._event_loop.call_soon_threadsafe(self._end_with_error, identity, error)
+
+        self._commands.put(start)
+        try:
+            reason = await call.ended
+        except RegraftError:
+            await self._coordinator.abort.remote(identity)
+            raise
+        finally:
+            self._calls.pop(identity, None)
+        return await self._complete(identity, call.parts, reason, call.prefix_tokens, refusal)
+
+    async def _complete(
+        self,
+        identity: CallIdentity,
+        parts: list[Tokens],
+        reason: str,
+        prefix_tokens: int,
+        refusal: ChainRefusal | None,
+    ) -> Completion:
+        """Store the finished row, then tell the coordinator, which clears the call's chunks."""
+        count = sum(len(part) for part in parts)
+        fields = {
+            "ids": Column.jagged(np.concatenate([p.ids for p in parts]), [count]),
+            "logprobs": Column.jagged(np.concatenate([p.logprobs for p in parts]), [count]),
+            "versions": Column.jagged(np.concatenate([p.versions for p in parts]), [count]),
+        }
+        key = f"{identity.rollout_id}/{identity.call_id}"
+        tags = {"attempt": identity.attempt, "finish_reason": reason, "tokens": count, "prefix_tokens": prefix_tokens}
+        await self._client.put(TRAIN, [key], fields, tags=[tags])
+        await self._coordinator.finish.remote(identity)
+        return Completion(identity, key, count, reason, prefix_tokens, refusal)
+
+    async def _stream(self) -> None:
+        """Send deltas to the coordinator in order; a call ends for its caller once its last delta has arrived there."""
+        while True:
+            await self._fresh.wait()
+            self._fresh.clear()
+            deltas, self._deltas = self._deltas, []
+            try:
+                await self._coordinator.observe.remote(deltas)
+            except Exception as error:
+                lost = EngineError(f"this leader's coordinator did not take its tokens: {error}")
+                for identity in list(self._calls):
+                    self._end_with_error(identity, lost)
+                continue
+            for delta in deltas:
+                for identity, reason in delta.finished.items():
+                    call = self._calls.get(identity)
+                    if call is not None and not call.ended.done():
+                        call.ended.set_result(reason)
+
+    def _take(self, delta: StepDelta, began: float, ended: float) -> None:
+        self._steps.append(
+            Step(began, ended, {call: len(new) for call, new in zip(delta.calls, delta.tokens, strict=True)})
+        )
+        for identity, tokens in zip(delta.calls, delta.tokens, strict=True):
+            call = self._calls.get(identity)
+            if call is not None:
+                call.parts.append(tokens)
+        if delta.calls or delta.finished:
+            self._deltas.append(delta)
+            self._fresh.set()
+
+    def _end_with_error(self, identity: CallIdentity, error: Exception) -> None:
+        call = self._calls.get(identity)
+        if call is not None and not call.ended.done():
+            call.ended.set_exception(error)
+
+    def _run_engine(self) -> None:
+        """The engine's thread: load, then step while there is work and obey commands between steps."""
+        call_soon = self._event_loop.call_soon_threadsafe
+        try:
+            engine = build_engine(self._spec)
+        except Exception as error:
+            told = error if isinstance(error, EngineError) else EngineError(f"engine {self._spec.name!r}: {error!r}")
+            call_soon(self._engine_failed, told)
+            return
+        call_soon(self._engine.set_result, engine)
+        while True:
+            while engine.unfinished == 0 or not self._commands.empty():
+                command = self._commands.get()
+                if command is None:
+                    return
+                command(engine)
+            began = time.time()
+            try:
+                delta = engine.step()
+            except Exception as error:
+                logger.exception("the engine failed in a step")
+                call_soon(self._engine_failed, EngineError(f"the engine failed in a step: {error!r}"))
+                return
+            call_soon(self._take, delta, began, time.time())
+
+    def _engine_failed(self, error: EngineError) -> None:
+        self._failure = error
+        if not self._engine.done():
+            self._engine.set_exception(error)
+        for identity in list(self._calls):
+            self._end_with_error(identity, error)
+
+
+def _prefix(chain: Chain) -> Tokens:
+    """A restored chain as the tokens an engine continues from. A chain ends where its text may be cut."""
+    return Tokens(chain.ids, chain.logprobs, chain.versions, np.ones(len(chain.ids), bool))
+
+
+def _discard(_: object) -> None:
+    """For commands whose result nobody needs."""

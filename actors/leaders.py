@@ -1,0 +1,50 @@
+"""A data-parallel leader as a user starts it: a generation worker with its coordinator and its coalescer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from actors.client import PlaneAddress
+from actors.engines.registry import EngineSpec
+from actors.remote import CoalescerActor, CoordinatorActor, WorkerActor
+from policies.config import CoalescerConfig, RolloutRecoveryConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Handles of one leader's actors."""
+
+    worker: Any
+    coordinator: Any
+    coalescer: Any
+
+    @classmethod
+    def start(
+        cls,
+        address: PlaneAddress,
+        engine: EngineSpec,
+        *,
+        recovery: RolloutRecoveryConfig | None = None,
+        coalescer: CoalescerConfig | None = None,
+        weight_version: int = 0,
+        num_gpus: float = 0,
+    ) -> Leader:
+        """Start the three actors; returns at once, while the engine is still loading.
+
+        ``num_gpus`` is what Ray reserves for the engine's process. Coordinator and coalescer are processes of their
+        own, so that tokens outlive the engine and prefixes are read while it loads.
+        """
+        coordinator_actor = CoordinatorActor.remote(address, recovery or RolloutRecoveryConfig())
+        coalescer_actor = CoalescerActor.remote(address, coalescer or CoalescerConfig())
+        worker = WorkerActor.options(num_gpus=num_gpus).remote(
+            engine, address, coordinator_actor, coalescer_actor, weight_version
+        )
+        return cls(worker, coordinator_actor, coalescer_actor)
+
+    def kill(self) -> None:
+        """End the three processes at once."""
+        for actor in (self.worker, self.coordinator, self.coalescer):
+            ray.kill(actor)

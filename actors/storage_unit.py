@@ -1,0 +1,199 @@
+"""StorageUnit: the actor that holds the bytes.
+
+A thin shell around `policies.storage.UnitState`: it receives, asks the state, sends. Everything but the reading and
+writing of checkpoint files happens on one loop thread; files are handled on a thread of their own, since blocks never
+change and a held unit frees none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from actors.block_files import read_blocks, write_blocks
+from actors.wire.connection import Connection, Outcome
+from actors.wire.loop import Loop
+from actors.wire.server import Request, Server
+from policies.codec import Buffer, decode_columns, encode_columns, pack_ints, unpack_ints
+from policies.errors import RegraftError, RemoteError, WireError, error_from_plain
+from policies.operations import CONTROLLER, Ask
+from policies.storage import Answer, UnitState
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_TIMEOUT_S = 10.0
+PUBLISH_RETRY_S = 0.5
+
+
+class StorageUnit:
+    """``name`` is the unit's name in the plane; ``incarnation`` a number that no other unit of the plane's life has.
+
+    ``start`` opens the server and registers with the controller; until then nobody can reach the unit.
+    """
+
+    def __init__(
+        self, name: str, incarnation: int, host: str, secret: str, capacity_bytes: int, max_frame_bytes: int
+    ) -> None:
+        self._name, self._secret = name, secret
+        self._state = UnitState(incarnation, capacity_bytes)
+        self._loop = Loop(f"unit-{name}")
+        self._files = ThreadPoolExecutor(1, thread_name_prefix=f"unit-{name}-files")
+        self._controller: Connection | None = None
+        handlers: dict[str, Callable[[Request], None]] = {
+            "put": self._put,
+            "get": self._get,
+            "free": self._free,
+            "hold": self._hold,
+            "release": self._release,
+            "save": self._save,
+            "load": self._load,
+            "statistics": self._statistics,
+        }
+        self._server = Server(self._loop, host, secret, handlers, max_frame_bytes)
+        self._loop.start()
+
+    def endpoint(self) -> str:
+        return self._server.endpoint
+
+    def connect(self, controller_endpoint: str) -> None:
+        """Publish to this controller from now on."""
+        self._loop.call_soon(lambda: self._open(controller_endpoint))
+
+    def close(self) -> None:
+        self._loop.stop()
+        self._files.shutdown()
+
+    def _open(self, endpoint: str) -> None:
+        self._controller = Connection(self._loop, endpoint, self._secret, CONTROLLER)
+        self._publish()
+
+    def _put(self, request: Request) -> None:
+        body = request.body
+        columns = decode_columns(body["columns"], request.message.buffers)
+        keys = [str(key) for key in body["keys"]]
+        for field, column in columns.items():
+            if column.rows != len(keys):
+                raise WireError(f"field {field!r} has {column.rows} rows for {len(keys)} keys")
+        self._carry_out(
+            self._state.put(request, str(body["batch_id"]), str(body["partition"]), keys, columns, body["tags"])
+        )
+        self._publish()
+
+    def _publish(self) -> None:
+        publications = self._state.next_publish() if self._controller is not None else []
+        if not publications or self._controller is None:
+            return
+        plain = [
+            {
+                "batch_id": p.batch_id,
+                "unit": self._name,
+                "block": p.block,
+                "partition": p.partition,
+                "keys": list(p.keys),
+                "fields": {
+                    name: {
+                        "dtype": column.dtype,
+                        "shape": list(column.shape),
+                        "lengths": None if (lengths := column.lengths()) is None else pack_ints(lengths),
+                    }
+                    for name, column in p.columns.items()
+                },
+                "tags": p.tags,
+            }
+            for p in publications
+        ]
+        self._controller.request(Ask(CONTROLLER, "publish", {"publications": plain}), PUBLISH_TIMEOUT_S, self._published)
+
+    def _published(self, outcome: Outcome) -> None:
+        if isinstance(outcome, RegraftError):
+            logger.warning("unit %s could not publish, trying again: %s", self._name, outcome.message)
+            self._carry_out(self._state.publish_unknown(outcome))
+            self._loop.call_later(PUBLISH_RETRY_S, self._publish)
+            return
+        outcomes = [None if plain is None else error_from_plain(plain) for plain in outcome.body["outcomes"]]
+        self._carry_out(self._state.published(outcomes))
+        self._publish()
+
+    def _carry_out(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            request: Request = answer.token
+            if isinstance(answer.result, RegraftError):
+                answer.result.details.setdefault("unit", self._name)
+                request.fail(answer.result)
+            else:
+                stored = answer.result
+                request.answer(
+                    {
+                        "block": stored.block,
+                        "keys": list(stored.keys),
+                        "row_bytes": pack_ints(stored.row_bytes),
+                        "checksum": stored.checksum,
+                    }
+                )
+
+    def _get(self, request: Request) -> None:
+        buffers: list[Buffer] = []
+        parts = []
+        for read in request.body["reads"]:
+            part = self._state.read(read["block"], read["fields"], unpack_ints(read["positions"]))
+            parts.append({"bad": part.bad, "columns": encode_columns(part.columns, buffers)})
+        request.answer({"parts": parts}, buffers)
+
+    def _free(self, request: Request) -> None:
+        self._state.free([(block, unpack_ints(positions)) for block, positions in request.body["frees"]])
+        request.answer()
+
+    def _hold(self, request: Request) -> None:
+        self._state.hold()
+        request.answer()
+
+    def _release(self, request: Request) -> None:
+        self._state.release()
+        request.answer()
+
+    def _save(self, request: Request) -> None:
+        """Write the asked blocks to a file; the answer holds its size and checksum."""
+        wanted = request.body["blocks"]
+        missing = [block_id for block_id in wanted if block_id not in self._state.blocks]
+        if missing:
+            raise RemoteError(f"unit {self._name} does not hold blocks {missing[:5]} that the controller lists on it")
+        blocks = [self._state.blocks[block_id] for block_id in wanted]
+        path = str(request.body["path"])
+        self._in_files_thread(request, lambda: write_blocks(path, blocks), lambda written: written.to_plain())
+
+    def _load(self, request: Request) -> None:
+        """Read blocks from a file; the answer lists their ids."""
+        path, name = str(request.body["path"]), self._name
+
+        def taken_in(blocks: Any) -> Mapping[str, Any]:
+            for block in blocks:
+                self._state.load(block)
+            logger.info("unit %s loaded %d blocks", name, len(blocks))
+            return {"blocks": [block.id for block in blocks]}
+
+        self._in_files_thread(request, lambda: read_blocks(path), taken_in)
+
+    def _in_files_thread(
+        self, request: Request, work: Callable[[], Any], answer: Callable[[Any], Mapping[str, Any]]
+    ) -> None:
+        """Do ``work`` off the loop, then answer on it with ``answer(result)``."""
+
+        def run() -> None:
+            try:
+                result = work()
+            except RegraftError as error:
+                self._loop.call_soon(lambda failed=error: request.fail(failed))  # type: ignore[misc]
+            except OSError as error:
+                told = RemoteError(f"unit {self._name}: {error}")
+                self._loop.call_soon(lambda: request.fail(told))
+            else:
+                self._loop.call_soon(lambda: request.answer(answer(result)))
+
+        self._files.submit(run)
+
+    def _statistics(self, request: Request) -> None:
+        request.answer(
+            {"unit": self._name, "blocks": len(self._state.blocks), "bytes": self._state.nbytes}
+        )

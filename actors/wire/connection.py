@@ -1,0 +1,122 @@
+"""The asking side: one DEALER socket to one peer, many requests at once.
+
+Guarantees: every request ends exactly once, with the peer's answer, the peer's error, or an error of this side
+(`RequestTimeout`, `Unreachable` when the connection breaks, `Unauthorized`, `ClosedError`). A late answer to a request
+that has ended is dropped and counted. All methods are for the loop's thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from actors.wire.loop import Loop, Timer
+from actors.wire.secret import present
+from policies.codec import Message, decode_message, encode_message, error_of
+from policies.errors import ClosedError, RegraftError, RequestTimeout, Unauthorized, Unreachable, WireError
+from policies.operations import Ask
+
+logger = logging.getLogger(__name__)
+
+Outcome = Message | RegraftError
+
+_TURN = 256
+
+
+@dataclass(slots=True)
+class _Pending:
+    op: str
+    finish: Callable[[Outcome], None]
+    timer: Timer
+
+
+class Connection:
+    """``peer`` is how errors call the other side (for example ``"unit u0"``)."""
+
+    def __init__(self, loop: Loop, endpoint: str, secret: str, peer: str) -> None:
+        self._loop, self._endpoint, self._peer = loop, endpoint, peer
+        self._ids = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._refusal: RegraftError | None = None
+        self.late_answers = 0
+        self._dealer = loop.open(zmq.DEALER)
+        self._dealer.setsockopt(zmq.SNDHWM, 0)
+        self._dealer.setsockopt(zmq.RCVHWM, 0)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        present(self._dealer, secret)
+        events = f"inproc://events-{id(self)}"
+        self._dealer.monitor(events, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        self._monitor = loop.open(zmq.PAIR)
+        self._monitor.connect(events)
+        loop.read(self._dealer, self._receive)
+        loop.read(self._monitor, self._watch)
+        self._dealer.connect(endpoint)
+
+    def request(self, ask: Ask, timeout: float, finish: Callable[[Outcome], None]) -> None:
+        """Send ``ask`` and call ``finish`` once, within ``timeout`` seconds."""
+        if self._refusal is not None:
+            finish(self._refusal)
+            return
+        request_id = next(self._ids)
+        frames = encode_message(Message(request_id, ask.op, ask.body, ask.buffers))
+        timer = self._loop.call_later(timeout, lambda: self._expire(request_id, timeout))
+        self._pending[request_id] = _Pending(ask.op, finish, timer)
+        self._dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
+
+    def close(self) -> None:
+        """End every open request with `ClosedError` and the connection with them."""
+        self._fail_all(lambda op: ClosedError(f"the connection to {self._peer} was closed during {op!r}"))
+        self._dealer.disable_monitor()
+        self._loop.close(self._monitor)
+        self._loop.close(self._dealer)
+
+    def _receive(self) -> None:
+        for _ in range(_TURN):
+            try:
+                frames = self._dealer.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                message = decode_message([frame.buffer for frame in frames])
+            except WireError as error:
+                logger.warning("dropped an answer of %s that cannot be read: %s", self._peer, error.message)
+                continue
+            pending = self._pending.pop(message.id, None)
+            if pending is None:
+                self.late_answers += 1
+                continue
+            pending.timer.cancel()
+            pending.finish(error_of(message) or message)
+
+    def _watch(self) -> None:
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._refusal = Unauthorized(
+                    f"{self._peer} at {self._endpoint} refused the secret; use the address of the plane that runs now"
+                )
+                refusal = self._refusal
+                self._fail_all(lambda _: refusal)
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self._fail_all(
+                    lambda op: Unreachable(f"the connection to {self._peer} at {self._endpoint} broke during {op!r}")
+                )
+
+    def _expire(self, request_id: int, timeout: float) -> None:
+        pending = self._pending.pop(request_id, None)
+        if pending is not None:
+            pending.finish(
+                RequestTimeout(f"{self._peer} at {self._endpoint} did not answer {pending.op!r} within {timeout:g} s")
+            )
+
+    def _fail_all(self, error: Callable[[str], RegraftError]) -> None:
+        ended, self._pending = self._pending, {}
+        for pending in ended.values():
+            pending.timer.cancel()
+            pending.finish(error(pending.op))

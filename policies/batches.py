@@ -1,0 +1,67 @@
+"""What a put answers and what a get returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from policies.columns import Column
+from policies.errors import KeyCleared, KeyCorrupt, KeyMissing, KeyUnavailable, Unreachable
+
+OK = "ok"
+MISSING = "missing"
+CLEARED = "cleared"
+CORRUPT = "corrupt"
+UNREACHABLE = "unreachable"
+
+_ERRORS: dict[str, type[KeyUnavailable] | type[Unreachable]] = {
+    MISSING: KeyMissing,
+    CLEARED: KeyCleared,
+    CORRUPT: KeyCorrupt,
+    UNREACHABLE: Unreachable,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PutAck:
+    """A unit's acknowledgement of one put: stored and published.
+
+    ``keys`` in the order of the put; ``row_bytes[i]`` the value bytes of all fields of row i as the unit holds them;
+    ``checksum``: `policies.checksums.block_checksum` over the block as the unit holds it.
+    """
+
+    unit: str
+    block: int
+    keys: tuple[str, ...]
+    row_bytes: tuple[int, ...]
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The answer to a get: a verdict for each key asked, and the rows of those that are ``ok``.
+
+    ``columns[field]`` has one row per ok key, in the order asked. ``causes`` says in words why a key is not ok.
+    """
+
+    keys: tuple[str, ...]
+    verdicts: tuple[str, ...]
+    columns: Mapping[str, Column]
+    causes: Mapping[str, str]
+
+    def error(self, key: str) -> KeyUnavailable | Unreachable | None:
+        """The error of a key that is not ok, else None."""
+        verdict = self.verdicts[self.keys.index(key)]
+        if verdict == OK:
+            return None
+        return _ERRORS[verdict](f"key {key!r}: {self.causes.get(key, verdict)}", key=key, verdict=verdict)
+
+    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(key, {field: row}) for every ok key, in the order asked. Rows are views of the answer's buffers."""
+        ok = (key for key, verdict in zip(self.keys, self.verdicts, strict=True) if verdict == OK)
+        for index, key in enumerate(ok):
+            yield key, {name: column.row(index) for name, column in self.columns.items()}
+
+    def __getitem__(self, field: str) -> Column:
+        return self.columns[field]

@@ -1,0 +1,177 @@
+"""The protocol without I/O: messages to frames and back, columns to plain headers and buffers and back.
+
+A message is a msgpack header frame ``{"v", "id", "op", "body", "sizes"}`` followed by raw buffer frames. Two rules:
+
+1. Nothing received is trusted: the header is plain msgpack, dtypes come from a fixed table, and every size is checked
+   against the buffers that arrived before anything is built from it. Whatever is wrong is a `WireError`.
+2. Nothing is copied: encoding hands out views of the caller's arrays, decoding makes arrays over the frames.
+
+Cost: one msgpack call per message and a few objects per column; nothing per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.columns import JAGGED, Column
+from policies.dtypes import storage_dtype
+from policies.errors import RegraftError, WireError, error_from_plain, error_to_plain
+
+PROTOCOL_VERSION = 1
+MAX_HEADER_BYTES = 256 << 20
+MAX_DIMENSIONS = 16
+ANSWER = "answer"
+ERROR = "error"
+
+Buffer = Any
+"""Anything with the buffer protocol: bytes, memoryview, a contiguous numpy array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """``id`` is chosen by the asker and echoed by the answer. ``op`` names the operation, or is `ANSWER` / `ERROR`."""
+
+    id: int
+    op: str
+    body: Mapping[str, Any] = field(default_factory=dict)
+    buffers: Sequence[Buffer] = ()
+
+
+def encode_message(message: Message) -> list[Buffer]:
+    """The frames of a message: header first, then its buffers as they are."""
+    header = {
+        "v": PROTOCOL_VERSION,
+        "id": message.id,
+        "op": message.op,
+        "body": message.body,
+        "sizes": [memoryview(b).nbytes for b in message.buffers],
+    }
+    return [msgpack.packb(header), *message.buffers]
+
+
+def decode_message(frames: Sequence[memoryview]) -> Message:
+    """Rebuild a message from its frames; `WireError` when they are not one.
+
+    When the header could be read far enough to know who asked, the error's details hold ``id``, so that a server can
+    answer it.
+    """
+    if not frames:
+        raise WireError("a message without frames")
+    if frames[0].nbytes > MAX_HEADER_BYTES:
+        raise WireError(f"a header of {frames[0].nbytes} bytes; the limit is {MAX_HEADER_BYTES}")
+    try:
+        header = msgpack.unpackb(frames[0], strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError(f"a header that is not msgpack: {type(error).__name__}: {error}") from None
+    if not isinstance(header, dict) or not _is_count(header.get("id")):
+        raise WireError("a header without a request id")
+    known = {"id": header["id"]}
+    if header.get("v") != PROTOCOL_VERSION:
+        raise WireError(f"protocol version {header.get('v')!r}; this side speaks {PROTOCOL_VERSION}", **known)
+    op, body, sizes = header.get("op"), header.get("body"), header.get("sizes")
+    if not isinstance(op, str) or not isinstance(body, dict) or not isinstance(sizes, list):
+        raise WireError("a header without op, body and sizes", **known)
+    found = [frame.nbytes for frame in frames[1:]]
+    if sizes != found:
+        raise WireError(f"the header announces {len(sizes)} buffers, {len(found)} came or their sizes differ", **known)
+    return Message(header["id"], op, body, frames[1:])
+
+
+def answer_to(message_id: int, body: Mapping[str, Any], buffers: Sequence[Buffer] = ()) -> Message:
+    return Message(message_id, ANSWER, body, buffers)
+
+
+def error_to(message_id: int, error: RegraftError) -> Message:
+    return Message(message_id, ERROR, error_to_plain(error))
+
+
+def error_of(message: Message) -> RegraftError | None:
+    """The error that an `ERROR` message carries; None for an answer."""
+    return error_from_plain(message.body) if message.op == ERROR else None
+
+
+def encode_columns(columns: Mapping[str, Column], buffers: list[Buffer]) -> list[dict[str, Any]]:
+    """The plain description of columns; their buffers are appended to ``buffers``."""
+    plain = []
+    for name, column in columns.items():
+        entry: dict[str, Any] = {
+            "name": name,
+            "dtype": column.dtype,
+            "shape": list(column.shape),
+            "rows": column.rows,
+            "values": len(buffers),
+        }
+        buffers.append(np.ascontiguousarray(column.values))
+        if column.offsets is not None:
+            entry["offsets"] = len(buffers)
+            buffers.append(np.ascontiguousarray(column.offsets))
+        plain.append(entry)
+    return plain
+
+
+def decode_columns(plain: Any, buffers: Sequence[Buffer]) -> dict[str, Column]:
+    """Columns over the received buffers. Raises `WireError` naming the field for whatever does not add up."""
+    if not isinstance(plain, list):
+        raise WireError("columns must be a list")
+    columns: dict[str, Column] = {}
+    for entry in plain:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or name in columns:
+            raise WireError(f"a column without a name of its own: {name!r}")
+        try:
+            columns[name] = _decode_column(entry, buffers)
+        except WireError as error:
+            raise WireError(f"field {name!r}: {error.message}") from None
+    return columns
+
+
+def _decode_column(entry: Mapping[str, Any], buffers: Sequence[Buffer]) -> Column:
+    dtype, shape, rows = entry.get("dtype"), entry.get("shape"), entry.get("rows")
+    storage = storage_dtype(dtype if isinstance(dtype, str) else repr(dtype))
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or shape.count(JAGGED) > 1:
+        raise WireError(f"row shape {shape!r}; at most {MAX_DIMENSIONS} sizes of which one may be {JAGGED}")
+    if not all(_is_count(n) or (n == JAGGED and type(n) is int) for n in shape) or not _is_count(rows):
+        raise WireError(f"row shape {shape!r} and {rows!r} rows are not counts")
+    values = _array(entry.get("values"), buffers, storage)
+    if JAGGED not in shape:
+        expected, offsets = math.prod(shape) * rows, None
+    else:
+        offsets = _array(entry.get("offsets"), buffers, np.dtype("<i8"))
+        if len(offsets) != rows + 1 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+            raise WireError(f"the offsets of {rows} rows must be {rows + 1} ascending numbers from 0")
+        expected = int(offsets[-1]) * math.prod(n for n in shape if n != JAGGED)
+    if len(values) != expected:
+        raise WireError(f"{rows} rows of shape {shape} need {expected} values of {dtype}, {len(values)} came")
+    return Column(str(dtype), tuple(shape), rows, values, offsets)
+
+
+def _array(index: Any, buffers: Sequence[Buffer], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if not _is_count(index) or index >= len(buffers):
+        raise WireError(f"buffer {index!r} of {len(buffers)}")
+    size = memoryview(buffers[index]).nbytes
+    if size % dtype.itemsize:
+        raise WireError(f"a buffer of {size} bytes does not hold whole values of {dtype.itemsize} bytes")
+    return np.frombuffer(buffers[index], dtype)
+
+
+def pack_ints(array: NDArray[np.int64]) -> bytes:
+    """An int64 array as little-endian bytes, for message bodies."""
+    return np.ascontiguousarray(array, "<i8").tobytes()
+
+
+def unpack_ints(packed: Any) -> NDArray[np.int64]:
+    """The inverse of `pack_ints`; `WireError` for anything else."""
+    if not isinstance(packed, bytes) or len(packed) % 8:
+        raise WireError("a list of numbers must be bytes of whole int64 values")
+    return np.frombuffer(packed, "<i8")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63

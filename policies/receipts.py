@@ -1,0 +1,158 @@
+"""Inventories, receipts and continuations: what a checkpoint asks for, what it got, and what a restart hands on.
+
+A receipt holds one acknowledgement for each call of its inventory, in the same order (design invariant 3). All of
+these are plain values with a plain (msgpack-able) form, since they are written into checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from policies.calls import CallIdentity, GenerationRequest
+
+DURABLE_PREFIX = "durable_prefix"
+DURABLE_FAILURE = "durable_failure"
+
+# Reasons of a durable failure.
+NO_TOKENS = "no_tokens"
+UNKNOWN_CALL = "unknown_call"
+WRONG_IDENTITY = "wrong_identity"
+POISONED = "poisoned"
+CUT_ERROR = "cut_error"
+CONTROL_DEADLINE = "control_deadline"
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The calls a cut must cover, bound by ``digest`` (xxh3-128 over their identities in order, hex)."""
+
+    checkpoint_id: str
+    calls: tuple[CallIdentity, ...]
+    digest: str
+
+    @classmethod
+    def of(cls, checkpoint_id: str, calls: Iterable[CallIdentity]) -> Inventory:
+        ordered = tuple(calls)
+        state = xxhash.xxh3_128()
+        for call in ordered:
+            for part in (call.rollout_id, call.call_id, str(call.attempt)):
+                encoded = part.encode()
+                state.update(len(encoded).to_bytes(8, "little"))
+                state.update(encoded)
+        return cls(checkpoint_id, ordered, state.hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """What became of one call of an inventory.
+
+    ``disposition`` is ``durable_prefix`` or ``durable_failure``. For a prefix: ``keys`` is its whole chain in order,
+    ``tokens`` the number of tokens in it, ``digest`` the digest of the chain (see `policies.chain`), ``finish_reason``
+    is set when the call had already ended by itself (a terminal completion). For a failure: ``reason``, and ``cause``
+    says in words what was found.
+    """
+
+    identity: CallIdentity
+    disposition: str
+    keys: tuple[str, ...] = ()
+    tokens: int = 0
+    digest: str = ""
+    finish_reason: str | None = None
+    reason: str | None = None
+    cause: str = ""
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "identity": self.identity.to_plain(),
+            "disposition": self.disposition,
+            "keys": list(self.keys),
+            "tokens": self.tokens,
+            "digest": self.digest,
+            "finish_reason": self.finish_reason,
+            "reason": self.reason,
+            "cause": self.cause,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Acknowledgement:
+        return cls(
+            identity=CallIdentity.from_plain(plain["identity"]),
+            disposition=str(plain["disposition"]),
+            keys=tuple(str(k) for k in plain["keys"]),
+            tokens=int(plain["tokens"]),
+            digest=str(plain["digest"]),
+            finish_reason=plain["finish_reason"],
+            reason=plain["reason"],
+            cause=str(plain["cause"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The complete answer to a cut. ``numbers`` are its measurements (puts, rows, tokens, bytes, seconds by phase)."""
+
+    checkpoint_id: str
+    inventory_digest: str
+    acknowledgements: tuple[Acknowledgement, ...]
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "checkpoint_id": self.checkpoint_id,
+            "inventory_digest": self.inventory_digest,
+            "acknowledgements": [a.to_plain() for a in self.acknowledgements],
+            "numbers": dict(self.numbers),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Receipt:
+        return cls(
+            checkpoint_id=str(plain["checkpoint_id"]),
+            inventory_digest=str(plain["inventory_digest"]),
+            acknowledgements=tuple(Acknowledgement.from_plain(a) for a in plain["acknowledgements"]),
+            numbers={str(k): v for k, v in plain["numbers"].items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What a restart hands to an engine: who the call is, where its chain lies, and what is left of its limits.
+
+    ``request.identity`` is the identity of the new attempt. ``keys``, ``tokens`` and ``digest`` are those of the
+    acknowledgement; a call that was acknowledged as a failure has an empty chain and is regenerated from its prompt.
+    The limits of ``request`` are those of the whole call; generated tokens in the prefix count against them.
+    ``finish_reason`` is set when the chain is the whole call, which then needs no engine any more.
+    """
+
+    request: GenerationRequest
+    keys: tuple[str, ...]
+    tokens: int
+    digest: str
+    finish_reason: str | None = None
+
+    @classmethod
+    def of(cls, acknowledgement: Acknowledgement, request: GenerationRequest) -> Continuation:
+        """Join an acknowledgement with the request it belongs to (same rollout and call id, else `ValueError`)."""
+        asked, got = request.identity, acknowledgement.identity
+        if (asked.rollout_id, asked.call_id) != (got.rollout_id, got.call_id):
+            raise ValueError(f"the acknowledgement is of call {got}, the request of call {asked}")
+        return cls(
+            request,
+            acknowledgement.keys,
+            acknowledgement.tokens,
+            acknowledgement.digest,
+            acknowledgement.finish_reason,
+        )
+
+    @property
+    def remaining_max_tokens(self) -> int:
+        return max(0, self.request.max_tokens - self.tokens)
+
+    @property
+    def remaining_min_tokens(self) -> int:
+        return max(0, self.request.min_tokens - self.tokens)

@@ -1,0 +1,82 @@
+"""Blocks on disk: what is read back is what was written, or a `CheckpointDamaged` that says where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from actors.block_files import read_blocks, write_blocks
+from policies.columns import Column, bytes_rows, plain_rows
+from policies.errors import CheckpointDamaged
+from policies.storage import Block
+from tests.test_columns import row_lists, rows_of, same
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(row_lists(), min_size=1, max_size=3), st.data())
+def test_blocks_round_trip(tmp_path: Path, fields: list[list[np.ndarray]], data: st.DataObject) -> None:
+    """Every block comes back with its id, its rows, and its dead rows."""
+    blocks = []
+    for number, rows in enumerate(fields):
+        block = Block.of(number << 33, len(rows), {"x": rows_of(rows), "odd/name": rows_of(rows)})
+        dead = data.draw(st.sets(st.integers(0, len(rows) - 1)))
+        if dead:
+            block.free(np.array(sorted(dead)))
+        blocks.append(block)
+    written = write_blocks(str(tmp_path / "unit.safetensors"), blocks)
+    assert written.size == (tmp_path / "unit.safetensors").stat().st_size
+    back = read_blocks(str(tmp_path / "unit.safetensors"))
+    assert [b.id for b in back] == [b.id for b in blocks]
+    for before, after in zip(blocks, back, strict=True):
+        assert after.live == before.live
+        for name in before.columns:
+            pairs = zip(before.columns[name], after.columns[name], strict=True)
+            assert all(same(a, b) for a, b in pairs)
+
+
+def test_types_that_numpy_lacks_and_types_of_our_own(tmp_path: Path) -> None:
+    columns = {
+        "bf": Column.dense(np.array([1, 2, 3], np.uint16), "bfloat16"),
+        "f8": Column.dense(np.array([1, 2, 3], np.uint8), "float8_e8m0fnu"),
+        "c": Column.dense(np.array([1j, 2, 3], np.complex128)),
+        "raw": bytes_rows([b"", b"ab", b"c"]),
+        "plain": plain_rows([{"a": 1}, None, [1, "x"]]),
+    }
+    write_blocks(str(tmp_path / "u"), [Block.of(5, 3, columns)])
+    (block,) = read_blocks(str(tmp_path / "u"))
+    assert {n: c.dtype for n, c in block.columns.items()} == {n: c.dtype for n, c in columns.items()}
+    assert list(block.columns["raw"]) == [b"", b"ab", b"c"]
+    assert list(block.columns["plain"]) == [{"a": 1}, None, [1, "x"]]
+    assert list(block.columns["bf"].values) == [1, 2, 3] and list(block.columns["c"].values) == [1j, 2, 3]
+
+
+def test_anyone_can_open_a_file_with_the_safetensors_library(tmp_path: Path) -> None:
+    column = Column.jagged(np.arange(5, dtype=np.int32), [2, 3])
+    write_blocks(str(tmp_path / "u.safetensors"), [Block.of(7, 2, {"ids": column})])
+    tensors = load_file(tmp_path / "u.safetensors")
+    assert tensors["7/ids/values"].tolist() == [0, 1, 2, 3, 4]
+    assert tensors["7/ids/offsets"].tolist() == [0, 2, 5]
+
+
+def test_every_truncation_and_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "u"
+    write_blocks(str(path), [Block.of(7, 2, {"ids": Column.jagged(np.arange(5, dtype=np.int32), [2, 3])})])
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 7):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointDamaged):
+            read_blocks(str(path))
+    for position in range(len(whole) - 40, len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        with pytest.raises(CheckpointDamaged, match="u: "):
+            read_blocks(str(path))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointDamaged, match="nowhere"):
+        read_blocks(str(tmp_path / "nowhere"))

@@ -1,0 +1,122 @@
+"""Checkpoints appear whole or not at all, and a damaged one is refused with what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from actors.checkpoint_files import PartialCheckpoint, StoredCheckpoint
+from policies.errors import CheckpointDamaged, CheckpointError, CheckpointMissing, FingerprintMismatch
+from policies.manifest import CONTROLLER_FILE, JOB_FILE, MANIFEST, FileEntry
+
+
+def save(root: Path, job: dict[str, int], model: str = "m") -> Path:
+    with PartialCheckpoint(root) as partial:
+        partial.write("unit-u0.safetensors", b"blocks")
+        partial.write(CONTROLLER_FILE, b"state")
+        partial.write(JOB_FILE, msgpack.packb(job))
+        return partial.publish("c1", {"model": model}, ["unit-u0.safetensors"])
+
+
+def test_a_saved_checkpoint_opens_as_it_was(tmp_path: Path) -> None:
+    path = save(tmp_path, {"step": 3})
+    for given in (path, tmp_path):
+        stored = StoredCheckpoint.open(given)
+        assert (stored.path, stored.controller, stored.job) == (path, b"state", {"step": 3})
+        assert [p.read_bytes() for p in stored.unit_files] == [b"blocks"]
+
+
+def test_the_newest_whole_one_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tmp_path, {"step": 1})
+    second, third = save(tmp_path, {"step": 2}), save(tmp_path, {"step": 3})
+    (third / CONTROLLER_FILE).write_bytes(b"stat")
+    assert StoredCheckpoint.open(tmp_path).path == second
+    assert "controller.msgpack has 4 bytes, its manifest says 5" in caplog.text
+    with pytest.raises(CheckpointDamaged, match="has 4 bytes"):
+        StoredCheckpoint.open(third)
+
+
+@pytest.mark.parametrize("stop", ["before files", "between files", "before manifest"])
+def test_a_stop_in_the_middle_leaves_no_checkpoint_and_the_next_save_cleans_up(tmp_path: Path, stop: str) -> None:
+    first = save(tmp_path, {"step": 1})
+    partial = PartialCheckpoint(tmp_path)
+    if stop != "before files":
+        partial.write("unit-u0.safetensors", b"blocks")
+    if stop == "before manifest":
+        partial.write(CONTROLLER_FILE, b"state")
+        partial.write(JOB_FILE, msgpack.packb({}))
+    assert StoredCheckpoint.open(tmp_path).path == first
+    second = save(tmp_path, {"step": 2})
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([first.name, second.name])
+
+
+def test_a_failing_save_removes_what_it_wrote(tmp_path: Path) -> None:
+    save(tmp_path, {"step": 1})
+    with pytest.raises(RuntimeError), PartialCheckpoint(tmp_path) as partial:
+        partial.write("unit-u0.safetensors", b"blocks")
+        raise RuntimeError("the unit died")
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-00000001"]
+
+
+def test_a_file_that_another_node_wrote_elsewhere_is_noticed(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match="reports 6 bytes, here it has None; .*file system that all nodes share"),
+        PartialCheckpoint(tmp_path) as partial,
+    ):
+        partial.add(FileEntry("unit-u1.safetensors", 6, "00"))
+
+
+@pytest.mark.parametrize("name", ["unit-u0.safetensors", CONTROLLER_FILE, JOB_FILE, MANIFEST])
+def test_a_missing_or_altered_file_is_named(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, {"step": 1})
+    content = (path / name).read_bytes()
+    (path / name).unlink()
+    with pytest.raises(CheckpointDamaged, match=name):
+        StoredCheckpoint.open(path)
+    (path / name).write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    with pytest.raises(CheckpointDamaged, match=name):
+        StoredCheckpoint.open(path)
+
+
+def test_a_manifest_cannot_point_outside(tmp_path: Path) -> None:
+    path = save(tmp_path, {})
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest["files"][0]["name"] = "../secrets"
+    manifest["unit_files"] = ["../secrets"]
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointDamaged, match="cannot be its own"):
+        StoredCheckpoint.open(path)
+
+
+def test_nothing_to_restore(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointMissing, match="holds no checkpoint"):
+        StoredCheckpoint.open(tmp_path)
+    with pytest.raises(CheckpointMissing, match="not a directory"):
+        StoredCheckpoint.open(tmp_path / "nowhere")
+
+
+def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file"):
+        PartialCheckpoint(tmp_path / "file" / "checkpoints")
+
+
+def test_another_job_is_refused_by_the_name_of_the_field(tmp_path: Path) -> None:
+    stored = StoredCheckpoint.open(save(tmp_path, {}, model="llama"))
+    stored.manifest.require_fingerprint({"model": "llama"}, "here")
+    with pytest.raises(FingerprintMismatch, match="model 'llama', this job has 'qwen'") as raised:
+        stored.manifest.require_fingerprint({"model": "qwen"}, "here")
+    assert raised.value.details["field"] == "model"
+    with pytest.raises(FingerprintMismatch, match="tokenizer None"):
+        stored.manifest.require_fingerprint({"model": "llama", "tokenizer": "t"}, "here")
+
+
+def test_a_schema_of_the_future_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, {})
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**manifest, "schema_version": 99}))
+    with pytest.raises(FingerprintMismatch, match="schema_version is 99"):
+        StoredCheckpoint.open(path)

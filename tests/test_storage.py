@@ -1,0 +1,178 @@
+"""A unit's rules: visible only after the controller said so, once per batch id, gone when cleared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from policies.batches import CLEARED, MISSING
+from policies.columns import Column
+from policies.errors import CapacityExceeded, DtypeConflict, RequestTimeout, Unreachable
+from policies.storage import Answer, Stored, UnitState
+
+REFUSED = DtypeConflict("refused")
+
+
+def column(*rows: int) -> Column:
+    return Column.dense(np.array(rows, np.int64))
+
+
+class UnitMachine(RuleBasedStateMachine):
+    """Puts, repeats, publishes that succeed, are refused or get lost, frees, holds and reads, against a dict."""
+
+    puts = Bundle("puts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unit = UnitState(incarnation=3, capacity_bytes=4096)
+        self.tokens = 0
+        self.waiting: dict[int, str] = {}
+        self.rows: dict[str, list[int]] = {}
+        self.in_flight: list[str] = []
+        self.visible: dict[str, int] = {}
+        self.refused: set[str] = set()
+        self.dead: dict[str, set[int]] = {}
+        self.held_dead: list[tuple[str, int]] = []
+        self.held = False
+
+    def took(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            batch = self.waiting.pop(answer.token)
+            if isinstance(answer.result, Stored):
+                assert batch in self.visible, "acknowledged before it was published"
+                assert answer.result.block == self.visible[batch]
+                assert answer.result.row_bytes.tolist() == [8] * len(self.rows[batch])
+
+    def send(self, batch: str) -> None:
+        self.tokens += 1
+        self.waiting[self.tokens] = batch
+        rows = self.rows[batch]
+        keys = [f"{batch}-{i}" for i in range(len(rows))]
+        self.took(self.unit.put(self.tokens, batch, "train", keys, {"x": column(*rows)}, None))
+
+    @rule(target=puts, rows=st.lists(st.integers(0, 99), min_size=1, max_size=5))
+    def put(self, rows: list[int]) -> str:
+        batch = f"b{len(self.rows)}"
+        self.rows[batch] = rows
+        self.send(batch)
+        return batch
+
+    @rule(batch=puts)
+    def repeat(self, batch: str) -> None:
+        if batch not in self.refused:
+            self.send(batch)
+
+    @rule()
+    def start_publish(self) -> None:
+        publications = self.unit.next_publish()
+        if publications:
+            assert not self.in_flight, "two publishes at once"
+            self.in_flight = [p.batch_id for p in publications]
+            self.blocks = {p.batch_id: p.block for p in publications}
+
+    @rule(refuse=st.booleans())
+    def publish_answered(self, refuse: bool) -> None:
+        if not self.in_flight:
+            return
+        batches, self.in_flight = self.in_flight, []
+        outcomes: list[Any] = [REFUSED if refuse and i == 0 else None for i in range(len(batches))]
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            if outcome is None:
+                self.visible[batch] = self.blocks[batch]
+                self.dead[batch] = set()
+            else:
+                self.refused.add(batch)
+        self.took(self.unit.published(outcomes))
+        assert not [t for t, b in self.waiting.items() if b in batches], "a writer got no answer"
+
+    @rule()
+    def publish_lost(self) -> None:
+        if self.in_flight:
+            batches, self.in_flight = self.in_flight, []
+            answers = self.unit.publish_unknown(RequestTimeout("no answer"))
+            assert all(isinstance(a.result, Unreachable) for a in answers)
+            for answer in answers:
+                assert self.waiting.pop(answer.token) in batches
+
+    @rule(batch=puts, data=st.data())
+    def free(self, batch: str, data: st.DataObject) -> None:
+        if batch in self.visible:
+            position = data.draw(st.integers(0, len(self.rows[batch]) - 1))
+            self.unit.free([(self.visible[batch], np.array([position]))])
+            if self.held:
+                self.held_dead.append((batch, position))
+            else:
+                self.dead[batch].add(position)
+
+    @rule()
+    def hold(self) -> None:
+        self.held = True
+        self.unit.hold()
+
+    @rule()
+    def release(self) -> None:
+        self.held = False
+        self.unit.release()
+        for batch, position in self.held_dead:
+            self.dead[batch].add(position)
+        self.held_dead = []
+
+    @invariant()
+    def reads_are_exact(self) -> None:
+        for batch, block in self.visible.items():
+            rows = self.rows[batch]
+            part = self.unit.read(block, ["x"], np.arange(len(rows)))
+            assert {i for i, verdict, _ in part.bad if verdict == CLEARED} == self.dead[batch]
+            alive = [row for i, row in enumerate(rows) if i not in self.dead[batch]]
+            assert [int(v) for v in part.columns["x"]] == alive if alive else True
+
+    @invariant()
+    def memory_is_accounted_for(self) -> None:
+        assert self.unit.nbytes == sum(b.nbytes for b in self.unit.blocks.values()) <= 4096
+        fully_dead = [b for b in self.visible if len(self.dead[b]) == len(self.rows[b])]
+        assert not any(self.visible[b] in self.unit.blocks for b in fully_dead)
+
+
+TestUnit = UnitMachine.TestCase
+
+
+def test_publishes_that_arrive_together_leave_together() -> None:
+    unit = UnitState(0, 1 << 20)
+    unit.put("t1", "b1", "train", ["a"], {"x": column(1)}, None)
+    assert [p.batch_id for p in unit.next_publish()] == ["b1"]
+    unit.put("t2", "b2", "train", ["b"], {"x": column(2)}, None)
+    unit.put("t3", "b3", "train", ["c"], {"x": column(3)}, None)
+    assert unit.next_publish() == []
+    unit.published([None])
+    assert [p.batch_id for p in unit.next_publish()] == ["b2", "b3"]
+
+
+def test_a_full_unit_says_by_how_much() -> None:
+    unit = UnitState(0, 16)
+    unit.put("t1", "b1", "train", ["a"], {"x": column(1)}, None)
+    (answer,) = unit.put("t2", "b2", "train", ["b", "c"], {"x": column(2, 3)}, None)
+    assert isinstance(answer.result, CapacityExceeded)
+    assert "8 of 16 bytes and the put has 16" in answer.result.message
+    assert len(unit.blocks) == 1
+
+
+def test_reads_of_what_never_was() -> None:
+    unit = UnitState(0, 1 << 20)
+    unit.put("t1", "b1", "train", ["a"], {"x": column(1)}, None)
+    (publication,) = unit.next_publish()
+    assert [v for _, v, _ in unit.read(publication.block, ["y"], np.array([0])).bad] == [MISSING]
+    assert [v for _, v, _ in unit.read(publication.block, ["x"], np.array([1])).bad] == [MISSING]
+    assert [v for _, v, _ in unit.read(publication.block + 1, ["x"], np.array([0])).bad] == [CLEARED]
+
+
+def test_block_ids_of_two_incarnations_never_meet() -> None:
+    ids = set()
+    for incarnation in (0, 1, (1 << 31) - 1):
+        unit = UnitState(incarnation, 1 << 20)
+        for i in range(3):
+            unit.put(i, f"b{i}", "train", ["a"], {"x": column(1)}, None)
+        ids |= {p.block for p in unit.next_publish()}
+    assert len(ids) == 9 and max(ids) < 1 << 63

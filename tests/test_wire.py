@@ -1,0 +1,264 @@
+"""The wire over real sockets: answers, errors, deadlines, strangers, and peers that break off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+
+from actors.wire.connection import Connection, Outcome
+from actors.wire.loop import Loop
+from actors.wire.secret import USERNAME, Doorkeeper
+from actors.wire.server import Request, Server
+from policies.codec import Message
+from policies.errors import (
+    ClosedError,
+    DtypeConflict,
+    RegraftError,
+    RemoteError,
+    RequestTimeout,
+    Unauthorized,
+    Unreachable,
+    WireError,
+)
+from policies.operations import Ask
+
+SECRET = "s3cret"
+LIMIT = 1 << 20
+
+
+def echo(request: Request) -> None:
+    request.answer(request.body, [bytes(b) for b in request.message.buffers])
+
+
+def refuse(_: Request) -> None:
+    raise DtypeConflict("field 'ids' holds int64, float32 came", field="ids")
+
+
+def stumble(_: Request) -> None:
+    raise OSError("disk on fire")
+
+
+class Peers:
+    """A server and the means to ask it from a test's thread."""
+
+    def __init__(self) -> None:
+        self.parked: list[Request] = []
+        self.server_loop, self.client_loop = Loop("server"), Loop("client")
+        handlers = {"echo": echo, "refuse": refuse, "stumble": stumble, "park": self.parked.append}
+        self.server = Server(self.server_loop, "127.0.0.1", SECRET, handlers, LIMIT)
+        self.server_loop.start()
+        self.client_loop.start()
+
+    def connect(self, secret: str = SECRET, endpoint: str | None = None) -> Connection:
+        made: list[Connection] = []
+        self.on_client(
+            lambda: made.append(Connection(self.client_loop, endpoint or self.server.endpoint, secret, "unit u0"))
+        )
+        return made[0]
+
+    def on_client(self, work: Any) -> None:
+        done = threading.Event()
+        self.client_loop.call_soon(lambda: (work(), done.set()))
+        assert done.wait(10)
+
+    def ask(self, connection: Connection, op: str, body: Any = None, timeout: float = 10, buffers: Any = ()) -> Outcome:
+        outcome: list[Outcome] = []
+        done = threading.Event()
+
+        def finish(result: Outcome) -> None:
+            outcome.append(result)
+            done.set()
+
+        self.client_loop.call_soon(
+            lambda: connection.request(Ask("u0", op, body or {}, buffers), timeout, finish)
+        )
+        assert done.wait(20), "neither an answer nor an error"
+        return outcome[0]
+
+    def close(self) -> None:
+        self.client_loop.stop()
+        self.server_loop.stop()
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    pair = Peers()
+    yield pair
+    pair.close()
+
+
+def test_an_answer_comes_to_its_own_question(peers: Peers) -> None:
+    connection = peers.connect()
+    first = peers.ask(connection, "echo", {"n": 1}, buffers=[b"x" * 70_000, b""])
+    second = peers.ask(connection, "echo", {"n": 2})
+    assert isinstance(first, Message) and isinstance(second, Message)
+    assert first.body == {"n": 1} and [bytes(b) for b in first.buffers] == [b"x" * 70_000, b""]
+    assert second.body == {"n": 2}
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "text"),
+    [
+        ("refuse", DtypeConflict, "float32 came"),
+        ("stumble", RemoteError, "disk on fire"),
+        ("dance", WireError, "unknown operation 'dance'; known here are echo"),
+    ],
+)
+def test_a_failing_request_is_answered_and_the_next_is_served(
+    peers: Peers, op: str, kind: type[RegraftError], text: str
+) -> None:
+    connection = peers.connect()
+    failed = peers.ask(connection, op)
+    assert type(failed) is kind and text in failed.message
+    assert isinstance(peers.ask(connection, "echo"), Message)
+
+
+def test_a_frame_over_the_limit_is_refused_and_the_connection_lives(peers: Peers) -> None:
+    connection = peers.connect()
+    refused = peers.ask(connection, "echo", buffers=[bytes(LIMIT + 1)])
+    assert isinstance(refused, WireError) and str(LIMIT) in refused.message
+    assert isinstance(peers.ask(connection, "echo"), Message)
+
+
+def test_silence_ends_in_a_timeout_and_the_late_answer_is_dropped(peers: Peers) -> None:
+    connection = peers.connect()
+    outcome = peers.ask(connection, "park", timeout=0.2)
+    assert isinstance(outcome, RequestTimeout) and "unit u0" in outcome.message and "'park'" in outcome.message
+    peers.server_loop.call_soon(lambda: peers.parked[0].answer({"late": True}))
+    following = peers.ask(connection, "echo", {"n": 3})
+    assert isinstance(following, Message) and following.body == {"n": 3}
+    assert connection.late_answers == 1
+
+
+def test_a_wrong_secret_reaches_no_handler(peers: Peers) -> None:
+    outcome = peers.ask(peers.connect("wrong"), "park")
+    assert isinstance(outcome, Unauthorized)
+    assert peers.parked == [] and peers.server.refused >= 1
+    assert isinstance(peers.ask(peers.connect(), "echo"), Message)
+
+
+def test_a_peer_without_credentials_is_never_served(peers: Peers) -> None:
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.LINGER, 0)
+    stranger.connect(peers.server.endpoint)
+    header = msgpack.packb({"v": 1, "id": 1, "op": "echo", "body": {}, "sizes": []})
+    stranger.send(header)
+    assert stranger.poll(500) == 0
+    stranger.close()
+    context.term()
+
+
+def test_garbage_from_a_peer_with_the_secret_stops_nothing(peers: Peers) -> None:
+    context = zmq.Context()
+    odd = context.socket(zmq.DEALER)
+    odd.setsockopt(zmq.LINGER, 0)
+    odd.setsockopt(zmq.PLAIN_USERNAME, USERNAME)
+    odd.setsockopt(zmq.PLAIN_PASSWORD, SECRET.encode())
+    odd.connect(peers.server.endpoint)
+    for frames in ([b""], [b"\xff\xff"], [msgpack.packb([1])], [msgpack.packb({"id": "x"})]):
+        odd.send_multipart(frames)
+    odd.send(msgpack.packb({"v": 9, "id": 4, "op": "echo", "body": {}, "sizes": []}))
+    assert odd.poll(5000), "a readable id gets an error answer"
+    answer = msgpack.unpackb(odd.recv())
+    assert answer["id"] == 4 and answer["op"] == "error" and "version 9" in answer["body"]["message"]
+    odd.close()
+    context.term()
+    assert isinstance(peers.ask(peers.connect(), "echo"), Message)
+
+
+def test_a_connection_that_breaks_fails_its_requests_at_once(peers: Peers) -> None:
+    connection = peers.connect()
+    assert isinstance(peers.ask(connection, "echo"), Message)
+    threading.Timer(0.2, peers.server_loop.stop).start()
+    outcome = peers.ask(connection, "park", timeout=15)
+    assert type(outcome) is Unreachable and "unit u0" in outcome.message and "'park'" in outcome.message
+
+
+def test_nobody_listening_ends_in_a_timeout(peers: Peers) -> None:
+    outcome = peers.ask(peers.connect(endpoint="tcp://127.0.0.1:9"), "echo", timeout=0.3)
+    assert isinstance(outcome, RequestTimeout)
+
+
+def test_closing_ends_open_requests(peers: Peers) -> None:
+    connection = peers.connect()
+    threading.Timer(0.2, lambda: peers.client_loop.call_soon(connection.close)).start()
+    assert isinstance(peers.ask(connection, "park"), ClosedError)
+
+
+def test_an_answer_to_a_peer_that_left_is_counted(peers: Peers) -> None:
+    connection = peers.connect()
+    peers.ask(connection, "park", timeout=0.1)
+    peers.on_client(connection.close)
+    answered = threading.Event()
+
+    def answer_when_gone() -> None:
+        peers.parked[0].answer()
+        if peers.server.answers_dropped:
+            answered.set()
+        else:
+            peers.server_loop.call_later(0.05, answer_when_gone)
+
+    peers.server_loop.call_soon(answer_when_gone)
+    assert answered.wait(10)
+
+
+def test_a_thousand_requests_in_flight_are_all_answered(peers: Peers) -> None:
+    connection = peers.connect()
+    answered: list[int] = []
+    done = threading.Event()
+
+    def finish(outcome: Outcome) -> None:
+        assert isinstance(outcome, Message)
+        answered.append(outcome.body["n"])
+        if len(answered) == 5000:
+            done.set()
+
+    def send_all() -> None:
+        for n in range(5000):
+            connection.request(Ask("u0", "echo", {"n": n}), 30, finish)
+
+    peers.client_loop.call_soon(send_all)
+    assert done.wait(30)
+    assert sorted(answered) == list(range(5000))
+
+
+def test_timers_fire_in_order_and_cancelled_ones_do_not() -> None:
+    loop, fired, done = Loop("timers"), [], threading.Event()  # type: ignore[var-annotated]
+    loop.start()
+
+    def plan() -> None:
+        loop.call_later(0.06, done.set)
+        loop.call_later(0.04, lambda: fired.append("second"))
+        loop.call_later(0.02, lambda: fired.append("first"))
+        loop.call_later(0.03, lambda: fired.append("never")).cancel()
+
+    loop.call_soon(plan)
+    assert done.wait(10)
+    loop.stop()
+    assert fired == ["first", "second"]
+
+
+def test_a_failing_callback_does_not_end_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    loop, done = Loop("robust"), threading.Event()
+    loop.start()
+    loop.call_soon(lambda: 1 / 0)
+    loop.call_soon(done.set)
+    assert done.wait(10)
+    loop.stop()
+    assert "the loop goes on" in caplog.text
+
+
+@pytest.mark.parametrize("credentials", [[b"regraft", b"wrong"], [b"other", SECRET.encode()], [], [b"regraft"]])
+def test_the_doorkeeper_lets_in_the_secret_only(credentials: list[bytes]) -> None:
+    keeper = Doorkeeper(SECRET)
+    ask = [b"1.0", b"42", b"", b"10.0.0.1", b"id", b"PLAIN"]
+    assert keeper.answer([*ask, USERNAME, SECRET.encode()])[:3] == [b"1.0", b"42", b"200"]
+    assert keeper.answer([*ask, *credentials])[2] == b"400"
+    assert keeper.answer([*ask[:5], b"NULL"])[2] == b"400"
+    assert keeper.refused == 2
