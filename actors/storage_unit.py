@@ -104,7 +104,9 @@ class StorageUnit:
             }
             for p in publications
         ]
-        self._controller.request(Ask(CONTROLLER, "publish", {"publications": plain}), PUBLISH_TIMEOUT_S, self._published)
+        self._controller.request(
+            Ask(CONTROLLER, "publish", {"publications": plain}), PUBLISH_TIMEOUT_S, self._published
+        )
 
     def _published(self, outcome: Outcome) -> None:
         if isinstance(outcome, RegraftError):
@@ -194,6 +196,4 @@ class StorageUnit:
         self._files.submit(run)
 
     def _statistics(self, request: Request) -> None:
-        request.answer(
-            {"unit": self._name, "blocks": len(self._state.blocks), "bytes": self._state.nbytes}
-        )
+        request.answer({"unit": self._name, "blocks": len(self._state.blocks), "bytes": self._state.nbytes})

@@ -52,9 +52,7 @@ class Column:
         np.cumsum(lengths, out=offsets[1:])
         if int(offsets[-1]) != values.shape[0]:
             raise WireError(f"the lengths add up to {int(offsets[-1])} but the values have {values.shape[0]} entries")
-        return cls(
-            dtype or values.dtype.name, (JAGGED, *values.shape[1:]), len(lengths), values.reshape(-1), offsets
-        )
+        return cls(dtype or values.dtype.name, (JAGGED, *values.shape[1:]), len(lengths), values.reshape(-1), offsets)
 
     @property
     def unit(self) -> int:

@@ -308,9 +308,7 @@ def wait(partition: str, keys: Sequence[str], fields: Sequence[str], timeout: fl
         )
 
 
-def create_partition(
-    partition: str, fields: Mapping[str, str] | None, expected_rows: int | None
-) -> Operation[None]:
+def create_partition(partition: str, fields: Mapping[str, str] | None, expected_rows: int | None) -> Operation[None]:
     body = {"partition": partition, "fields": fields, "expected_rows": expected_rows}
     yield from ask_one(Ask(CONTROLLER, "create_partition", body))
 

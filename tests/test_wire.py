@@ -74,9 +74,7 @@ class Peers:
             outcome.append(result)
             done.set()
 
-        self.client_loop.call_soon(
-            lambda: connection.request(Ask("u0", op, body or {}, buffers), timeout, finish)
-        )
+        self.client_loop.call_soon(lambda: connection.request(Ask("u0", op, body or {}, buffers), timeout, finish))
         assert done.wait(20), "neither an answer nor an error"
         return outcome[0]
 

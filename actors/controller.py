@@ -1,0 +1,246 @@
+"""PatchedController: the actor that knows what exists, where it is and who has claimed it.
+
+A thin shell around `policies.catalog.Catalog`: one loop thread receives, asks the catalog, sends. It touches no tensor,
+and nothing ever waits inside it: a claim that cannot be answered is parked in the catalog and answered by the publish
+that completes it or by its own deadline. Rows that went are told to their units in batches, and again until the unit has
+answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgpack
+import ray.util
+from numpy.typing import NDArray
+
+from actors.client import PlaneAddress
+from actors.wire.connection import Connection, Outcome
+from actors.wire.loop import Loop, Timer
+from actors.wire.server import Request, Server
+from policies.blocks import Frees
+from policies.catalog import Catalog
+from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest
+from policies.codec import pack_ints
+from policies.errors import Refused, RegraftError, WireError, error_to_plain
+from policies.locations import located_to_plain, publication_from_plain
+from policies.operations import Ask
+
+logger = logging.getLogger(__name__)
+
+FREE_TIMEOUT_S = 10.0
+FREE_RETRY_S = 1.0
+
+
+class PatchedController:
+    """``host`` None binds to this node's own address."""
+
+    def __init__(
+        self, host: str | None, secret: str, request_timeout_s: float, strict: bool, max_frame_bytes: int
+    ) -> None:
+        self._secret, self._request_timeout_s = secret, request_timeout_s
+        self._catalog = Catalog(strict)
+        self._parked: dict[str, Request] = {}
+        self._expiry: Timer | None = None
+        self._units: dict[str, Connection] = {}
+        self._frees: defaultdict[str, list[tuple[int, NDArray[Any]]]] = defaultdict(list)
+        self._freeing: set[str] = set()
+        self._loop = Loop("controller")
+        handlers: dict[str, Callable[[Request], None]] = {
+            "units": self._list_units,
+            "publish": self._publish,
+            "locate": self._locate,
+            "clear": self._clear,
+            "drop_partition": self._drop_partition,
+            "create_partition": self._create_partition,
+            "tag": self._tag,
+            "list": self._list,
+            "claim": self._claim,
+            "wait": self._wait,
+            "describe": self._describe,
+            "snapshot": self._snapshot,
+            "restore": self._restore,
+        }
+        self._server = Server(self._loop, host or ray.util.get_node_ip_address(), secret, handlers, max_frame_bytes)
+        self._loop.start()
+
+    def address(self) -> PlaneAddress:
+        return PlaneAddress(self._server.endpoint, self._secret, self._request_timeout_s)
+
+    def register_units(self, endpoints: Mapping[str, str]) -> None:
+        """Take units into the plane: name → endpoint."""
+        self._loop.call_soon(lambda: self._register(endpoints))
+
+    def close(self) -> None:
+        self._loop.stop()
+
+    def _register(self, endpoints: Mapping[str, str]) -> None:
+        for unit, endpoint in endpoints.items():
+            self._catalog.register_unit(unit, endpoint)
+            self._units[unit] = Connection(self._loop, endpoint, self._secret, f"unit {unit}")
+
+    def _list_units(self, request: Request) -> None:
+        request.answer({"units": dict(self._catalog.units())})
+
+    def _publish(self, request: Request) -> None:
+        now = time.monotonic()
+        outcomes: list[dict[str, Any] | None] = []
+        for plain in request.body["publications"]:
+            try:
+                published = self._catalog.publish(publication_from_plain(plain), now)
+            except RegraftError as refusal:
+                outcomes.append(error_to_plain(refusal))
+            else:
+                outcomes.append(None)
+                self._after(published.frees, published.woken)
+        request.answer({"outcomes": outcomes})
+
+    def _locate(self, request: Request) -> None:
+        body = request.body
+        fields = None if body["fields"] is None else [str(name) for name in body["fields"]]
+        located = self._catalog.locate(str(body["partition"]), _strings(body["keys"]), fields)
+        request.answer(located_to_plain(located))
+
+    def _clear(self, request: Request) -> None:
+        cleared = self._catalog.clear(str(request.body["partition"]), _strings(request.body["keys"]))
+        request.answer({"removed": cleared.removed, "unknown": list(cleared.unknown)})
+        self._after(cleared.frees, cleared.woken)
+
+    def _drop_partition(self, request: Request) -> None:
+        cleared = self._catalog.drop_partition(str(request.body["partition"]))
+        request.answer({"removed": cleared.removed})
+        self._after(cleared.frees, cleared.woken)
+
+    def _create_partition(self, request: Request) -> None:
+        body = request.body
+        self._catalog.create_partition(str(body["partition"]), body["fields"], body["expected_rows"])
+        request.answer()
+
+    def _tag(self, request: Request) -> None:
+        body = request.body
+        self._catalog.tag(str(body["partition"]), _strings(body["keys"]), body["tags"])
+        request.answer()
+
+    def _list(self, request: Request) -> None:
+        keys = self._catalog.list_keys(str(request.body["partition"]), request.body["where"])
+        request.answer({"keys": [[key, dict(tags)] for key, tags in keys]})
+
+    def _claim(self, request: Request) -> None:
+        body, now = request.body, time.monotonic()
+        claim = ClaimRequest(
+            str(body["claim_id"]),
+            str(body["partition"]),
+            str(body["task"]),
+            tuple(_strings(body["fields"])),
+            int(body["count"]),
+            now + float(body["timeout"]),
+        )
+        self._park_or_answer(claim.claim_id, request, self._catalog.claim(claim, now))
+
+    def _wait(self, request: Request) -> None:
+        body, now = request.body, time.monotonic()
+        wait = WaitRequest(
+            str(body["wait_id"]),
+            str(body["partition"]),
+            tuple(_strings(body["keys"])),
+            tuple(_strings(body["fields"])),
+            now + float(body["timeout"]),
+        )
+        self._park_or_answer(wait.wait_id, request, self._catalog.wait(wait, now))
+
+    def _park_or_answer(self, claim_id: str, request: Request, answer: ClaimAnswer | None) -> None:
+        self._parked[claim_id] = request
+        if answer is not None:
+            self._answer_parked([answer])
+        self._plan_expiry()
+
+    def _answer_parked(self, answers: Sequence[ClaimAnswer]) -> None:
+        for answer in answers:
+            request = self._parked.pop(answer.claim_id, None)
+            if request is None:
+                continue
+            if answer.error is not None:
+                request.fail(answer.error)
+            else:
+                request.answer({"keys": list(answer.keys), "timed_out": answer.timed_out})
+
+    def _plan_expiry(self) -> None:
+        """Have the catalog look at its deadlines when the next one is due."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        due = self._catalog.next_deadline()
+        if due is not None:
+            self._expiry = self._loop.call_later(max(0.0, due - time.monotonic()), self._expire)
+
+    def _expire(self) -> None:
+        self._answer_parked(self._catalog.expire(time.monotonic()))
+        self._plan_expiry()
+
+    def _after(self, frees: Frees, woken: Sequence[ClaimAnswer]) -> None:
+        """Carry out what an operation asks for beyond its own answer."""
+        if woken:
+            self._answer_parked(woken)
+        for unit, blocks in frees.items():
+            self._frees[unit] += blocks
+            self._tell_unit(unit)
+
+    def _tell_unit(self, unit: str) -> None:
+        connection = self._units.get(unit)
+        if unit in self._freeing or not self._frees[unit] or connection is None:
+            return
+        frees, self._frees[unit] = self._frees[unit], []
+        self._freeing.add(unit)
+
+        def told(outcome: Outcome) -> None:
+            self._freeing.discard(unit)
+            if isinstance(outcome, RegraftError):
+                logger.warning("unit %s was not told of %d cleared blocks: %s", unit, len(frees), outcome.message)
+                self._frees[unit] = frees + self._frees[unit]
+                self._loop.call_later(FREE_RETRY_S, lambda: self._tell_unit(unit))
+            else:
+                self._tell_unit(unit)
+
+        plain = [[block, pack_ints(positions)] for block, positions in frees]
+        connection.request(Ask(unit, "free", {"frees": plain}), FREE_TIMEOUT_S, told)
+
+    def _describe(self, request: Request) -> None:
+        request.answer(
+            {
+                **self._catalog.describe(),
+                "peers_refused": self._server.refused,
+                "answers_dropped": self._server.answers_dropped,
+                "parked": len(self._parked),
+            }
+        )
+
+    def _snapshot(self, request: Request) -> None:
+        """All state at this moment as one buffer, and the blocks it needs by unit."""
+        blocks: defaultdict[str, list[int]] = defaultdict(list)
+        for block in self._catalog.blocks.blocks():
+            blocks[block.unit].append(block.id)
+        request.answer({"blocks": dict(blocks)}, [msgpack.packb(self._catalog.snapshot())])
+
+    def _restore(self, request: Request) -> None:
+        """Take over a saved state whose blocks the units named in ``blocks`` have loaded."""
+        if self._catalog.partitions:
+            raise Refused(
+                f"the plane already holds partitions {sorted(self._catalog.partitions)}; restore into a new one"
+            )
+        try:
+            plain = msgpack.unpackb(request.message.buffers[0], strict_map_key=False)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise WireError(f"the saved controller state cannot be read: {error}") from None
+        restored = Catalog.restore(plain, {int(b): str(u) for b, u in request.body["blocks"].items()})
+        for unit, endpoint in self._catalog.units().items():
+            restored.register_unit(unit, endpoint)
+        self._catalog = restored
+        request.answer()
+
+
+def _strings(values: Sequence[Any]) -> list[str]:
+    return [str(value) for value in values]

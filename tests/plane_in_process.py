@@ -1,0 +1,50 @@
+"""A whole plane in one process, without Ray: real sockets, real loops, plain classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from actors.client import DataPlaneClient, PlaneAddress
+from actors.controller import PatchedController
+from actors.storage_unit import StorageUnit
+from actors.wire.secret import new_secret
+
+HOST = "127.0.0.1"
+FRAME_LIMIT = 1 << 30
+
+
+class InProcessPlane:
+    def __init__(self, units: int = 2, capacity: int = 1 << 30, strict: bool = False, timeout: float = 10.0) -> None:
+        self.secret = new_secret()
+        self.controller = PatchedController(HOST, self.secret, timeout, strict, FRAME_LIMIT)
+        self.address: PlaneAddress = self.controller.address()
+        self.units = {f"u{i}": self.make_unit(f"u{i}", i, capacity) for i in range(units)}
+        for unit in self.units.values():
+            unit.connect(self.address.endpoint)
+        self.controller.register_units({name: unit.endpoint() for name, unit in self.units.items()})
+        self._clients: list[DataPlaneClient] = []
+
+    def make_unit(self, name: str, incarnation: int, capacity: int) -> StorageUnit:
+        return StorageUnit(name, incarnation, HOST, self.secret, capacity, FRAME_LIMIT)
+
+    def client(self) -> DataPlaneClient:
+        client = DataPlaneClient(self.address)
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        for unit in self.units.values():
+            unit.close()
+        self.controller.close()
+
+
+@contextmanager
+def in_process_plane(units: int = 2, **options: int | bool | float) -> Iterator[InProcessPlane]:
+    plane = InProcessPlane(units, **options)  # type: ignore[arg-type]
+    try:
+        yield plane
+    finally:
+        plane.close()
