@@ -1,8 +1,8 @@
 """Blocks as safetensors files: what a unit writes into a checkpoint and reads back.
 
 A file holds, for each block and field, the tensors ``<block>/<field>/values`` and, for a jagged field,
-``<block>/<field>/offsets``; its metadata entry ``blocks`` describes them in JSON. Anyone can open it with the safetensors
-library. A file is fsynced before its size and checksum (xxh3-64 of all bytes) are reported.
+``<block>/<field>/offsets``; its metadata entry ``blocks`` describes them in JSON. Anyone can open it with the
+safetensors library. A file is fsynced before its size and checksum (xxh3-64 of all bytes) are reported.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ from policies.errors import CheckpointDamaged, WireError
 from policies.manifest import FileEntry
 from policies.storage import Block
 
-_SAFETENSORS = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16 "
-    "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu complex64".split()
-)
+# fmt: off
+_SAFETENSORS = frozenset((
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "complex64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+))
+# fmt: on
 """dtypes that safetensors knows by the same name; any other is kept as bytes and named in the metadata."""
 
 _CHUNK = 16 << 20
+
+_deserialize: Any = safetensors.deserialize
 
 
 def checksum_file(path: Path) -> str:
@@ -96,7 +100,7 @@ def read_blocks(path: str) -> list[Block]:
         raw = file.read_bytes()
         header = int.from_bytes(raw[:8], "little")
         described = json.loads(json.loads(raw[8 : 8 + header])["__metadata__"]["blocks"])
-        tensors = {name: tensor["data"] for name, tensor in safetensors.deserialize(raw)}
+        tensors = {name: tensor["data"] for name, tensor in _deserialize(raw)}
         return [_block(entry, tensors, file.name) for entry in described]
     except CheckpointDamaged:
         raise

@@ -1,8 +1,8 @@
 """PatchedController: the actor that knows what exists, where it is and who has claimed it.
 
-A thin shell around `policies.catalog.Catalog`: one loop thread receives, asks the catalog, sends. It touches no tensor,
-and nothing ever waits inside it: a claim that cannot be answered is parked in the catalog and answered by the publish
-that completes it or by its own deadline. Rows that went are told to their units in batches, and again until the unit has
+A thin shell around `policies.catalog.Catalog`: one loop thread receives, asks the catalog, sends. It touches no
+tensor, and nothing ever waits inside it: a claim that cannot be answered is parked in the catalog and answered by the
+publish that completes it or by its own deadline. Units are told of cleared rows in batches, and again until they have
 answered.
 """
 

@@ -37,14 +37,12 @@ class LaunchError(RegraftError):
 
 
 class DataPlane:
-    def __init__(
-        self, address: PlaneAddress, actors: Sequence[Any], config: PlaneConfig, owns_ray: bool, launched: bool
-    ) -> None:
+    def __init__(self, address: PlaneAddress, actors: Sequence[Any], config: PlaneConfig, owns_ray: bool) -> None:
         """Use `launch` or `attach`."""
         self.address = address
         self.config = config
         self._actors = list(actors)
-        self._owns_ray, self._launched = owns_ray, launched
+        self._owns_ray = owns_ray
         self._client: DataPlaneClient | None = None
 
     @classmethod
@@ -68,17 +66,17 @@ class DataPlane:
             if owns_ray:
                 ray.shutdown()
             raise
-        return cls(address, actors, config, owns_ray, launched=True)
+        return cls(address, actors, config, owns_ray)
 
     @classmethod
     def attach(cls, name: str = "plane", config: PlaneConfig | None = None) -> DataPlane:
         """Reach a plane that another driver of the same Ray cluster launched under ``name``."""
         try:
-            controller = ray.get_actor(f"{name}/controller", namespace=NAMESPACE)
+            controller: Any = ray.get_actor(f"{name}/controller", namespace=NAMESPACE)
         except ValueError as error:
             raise LaunchError(f"no plane named {name!r} runs in this Ray cluster; launch it first: {error}") from None
         address: PlaneAddress = ray.get(controller.address.remote())
-        return cls(address, [], config or PlaneConfig(), owns_ray=False, launched=False)
+        return cls(address, [], config or PlaneConfig(), owns_ray=False)
 
     def __enter__(self) -> DataPlane:
         return self
@@ -91,10 +89,6 @@ class DataPlane:
         if self._client is None:
             self._client = DataPlaneClient(self.address)
         return self._client
-
-    def units(self) -> list[str]:
-        """Names of the storage units, sorted."""
-        return self.client().units()
 
     def save(
         self,
@@ -149,9 +143,10 @@ def _start_actors(config: PlaneConfig, name: str) -> tuple[PlaneAddress, list[An
         _kill(actors)
         needed = config.units * config.unit_cpus
         raise LaunchError(
-            f"the actors of plane {name!r} did not start within {config.launch_timeout_s:g} s: its {config.units} units "
-            f"need {needed:g} CPUs, the cluster has {ray.cluster_resources().get('CPU', 0):g} of which "
-            f"{ray.available_resources().get('CPU', 0):g} are free; launch fewer units, set unit_cpus to 0, or free CPUs"
+            f"the actors of plane {name!r} did not start within {config.launch_timeout_s:g} s: its {config.units} "
+            f"units need {needed:g} CPUs, the cluster has {ray.cluster_resources().get('CPU', 0):g} of which "
+            f"{ray.available_resources().get('CPU', 0):g} are free; launch fewer units, set unit_cpus to 0, or free "
+            "CPUs"
         ) from None
     except (ray.exceptions.RayError, ValueError) as error:
         _kill(actors)

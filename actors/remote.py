@@ -1,7 +1,7 @@
 """The one place where the plain classes of this package become Ray actors.
 
-All of them mostly wait, so none but the engine's host reserves a CPU. The worker has a lane of its own for control
-methods, so that asking for progress or aborting a call never queues behind running generations.
+All of them mostly wait, so none but the engine's host reserves a CPU. Those that hold many calls open at once are
+asyncio actors with room for all of them, so that a control method never queues behind running generations.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from actors.storage_unit import StorageUnit
 CALLS_AT_ONCE = 16_384
 """Concurrent method calls that an asyncio actor takes on; a leader may run this many generations at a time."""
 
-ControllerActor: Any = ray.remote(num_cpus=0)(PatchedController)
-UnitActor: Any = ray.remote(num_cpus=0)(StorageUnit)
-CoordinatorActor: Any = ray.remote(num_cpus=0, max_concurrency=CALLS_AT_ONCE)(CutCoordinator)
-CoalescerActor: Any = ray.remote(num_cpus=0, max_concurrency=CALLS_AT_ONCE)(ReadCoalescer)
-WorkerActor: Any = ray.remote(num_cpus=1, max_concurrency=CALLS_AT_ONCE)(GenerationWorker)
+
+def _actor(cls: type, **options: Any) -> Any:
+    decorate: Any = ray.remote
+    return decorate(**options)(cls)
+
+
+ControllerActor = _actor(PatchedController, num_cpus=0)
+UnitActor = _actor(StorageUnit, num_cpus=0)
+CoordinatorActor = _actor(CutCoordinator, num_cpus=0, max_concurrency=CALLS_AT_ONCE)
+CoalescerActor = _actor(ReadCoalescer, num_cpus=0, max_concurrency=CALLS_AT_ONCE)
+WorkerActor = _actor(GenerationWorker, num_cpus=1, max_concurrency=CALLS_AT_ONCE)

@@ -18,6 +18,7 @@ from actors.wire.loop import Loop
 from actors.wire.server import Request, Server
 from policies.codec import Buffer, decode_columns, encode_columns, pack_ints, unpack_ints
 from policies.errors import RegraftError, RemoteError, WireError, error_from_plain
+from policies.locations import publication_to_plain
 from policies.operations import CONTROLLER, Ask
 from policies.storage import Answer, UnitState
 
@@ -37,7 +38,7 @@ class StorageUnit:
         self, name: str, incarnation: int, host: str, secret: str, capacity_bytes: int, max_frame_bytes: int
     ) -> None:
         self._name, self._secret = name, secret
-        self._state = UnitState(incarnation, capacity_bytes)
+        self._state = UnitState(name, incarnation, capacity_bytes)
         self._loop = Loop(f"unit-{name}")
         self._files = ThreadPoolExecutor(1, thread_name_prefix=f"unit-{name}-files")
         self._controller: Connection | None = None
@@ -85,25 +86,7 @@ class StorageUnit:
         publications = self._state.next_publish() if self._controller is not None else []
         if not publications or self._controller is None:
             return
-        plain = [
-            {
-                "batch_id": p.batch_id,
-                "unit": self._name,
-                "block": p.block,
-                "partition": p.partition,
-                "keys": list(p.keys),
-                "fields": {
-                    name: {
-                        "dtype": column.dtype,
-                        "shape": list(column.shape),
-                        "lengths": None if (lengths := column.lengths()) is None else pack_ints(lengths),
-                    }
-                    for name, column in p.columns.items()
-                },
-                "tags": p.tags,
-            }
-            for p in publications
-        ]
+        plain = [publication_to_plain(publication) for publication in publications]
         self._controller.request(
             Ask(CONTROLLER, "publish", {"publications": plain}), PUBLISH_TIMEOUT_S, self._published
         )

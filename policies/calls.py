@@ -7,7 +7,7 @@ them are never written to after construction.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,10 @@ class GenerationRequest:
             raise ValueError(
                 f"call {self.identity}: temperature {self.temperature} must be >= 0, top_p {self.top_p} in (0, 1]"
             )
+
+    def with_identity(self, identity: CallIdentity) -> GenerationRequest:
+        """The same request as another attempt."""
+        return replace(self, identity=identity)
 
     def to_plain(self) -> dict[str, Any]:
         return {

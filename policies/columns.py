@@ -160,8 +160,7 @@ class Column:
         out = np.full((self.rows, *shape), pad_value, self.values.dtype)
         at = self.shape.index(JAGGED)
         for i in range(self.rows):
-            region = (i, *([slice(None)] * at), slice(0, int(lengths[i])))
-            out[region] = self.row(i)
+            out[i][(slice(None),) * at + (slice(int(lengths[i])),)] = self.row(i)
         return out
 
 

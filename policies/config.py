@@ -71,10 +71,11 @@ class CoalescerConfig:
 class PlaneConfig:
     """How a plane is laid out and how patient its parts are.
 
-    ``units``: storage units. ``unit_cpus``: CPUs that Ray reserves for each (they mostly wait, so none by default). ``unit_capacity_bytes``: value bytes a unit accepts before it refuses with
-    `CapacityExceeded`. ``request_timeout_s``: default deadline of a client request. ``launch_timeout_s``: how long
-    `DataPlane.launch` waits for its actors to be scheduled. ``max_frame_bytes``: largest frame a peer accepts.
-    ``strict_partitions``: when set, only partitions declared with `create_partition` exist.
+    ``units``: storage units. ``unit_cpus``: CPUs that Ray reserves for each (they mostly wait, so none by default).
+    ``unit_capacity_bytes``: bytes a unit accepts before it refuses with `CapacityExceeded`. ``request_timeout_s``:
+    default deadline of a client request. ``launch_timeout_s``: how long `DataPlane.launch` waits for its actors to be
+    scheduled. ``max_frame_bytes``: largest frame a peer accepts. ``strict_partitions``: when set, only partitions
+    declared with `create_partition` exist.
     """
 
     units: int = 2

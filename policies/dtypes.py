@@ -15,7 +15,12 @@ from policies.errors import WireError
 BYTES: Final = "bytes"
 MSGPACK: Final = "msgpack"
 
-_NUMPY = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
+# fmt: off
+_NUMPY = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+)
+# fmt: on
 _CARRIED = {
     "bfloat16": "uint16",
     "float8_e4m3fn": "uint8",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,7 @@ class Publication:
     tags: tuple[Mapping[str, Any] | None, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Read:
+class Read(NamedTuple):
     """``fields`` of rows at ``positions`` of ``block``; entry i is for the asked key number ``rows[i]``. Both int64."""
 
     unit: str
@@ -51,8 +50,7 @@ class Read:
     rows: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Located:
+class Located(NamedTuple):
     """The answer to a lookup: ``verdicts[i]`` (``"ok"`` or ``"missing"``) of asked key i, why a key is missing, the
     fields found (those asked, or those that all found rows have), and the reads that fetch them."""
 
@@ -60,6 +58,21 @@ class Located:
     causes: Mapping[str, str]
     fields: tuple[str, ...]
     reads: tuple[Read, ...]
+
+
+def publication_to_plain(publication: Publication) -> dict[str, Any]:
+    return {
+        "batch_id": publication.batch_id,
+        "unit": publication.unit,
+        "block": publication.block,
+        "partition": publication.partition,
+        "keys": list(publication.keys),
+        "fields": {
+            name: [schema.dtype, list(schema.shape), None if schema.lengths is None else pack_ints(schema.lengths)]
+            for name, schema in publication.fields.items()
+        },
+        "tags": publication.tags,
+    }
 
 
 def publication_from_plain(plain: Mapping[str, Any]) -> Publication:
@@ -78,10 +91,9 @@ def publication_from_plain(plain: Mapping[str, Any]) -> Publication:
         raise WireError(f"this is no publication of a block: {type(error).__name__}: {error}") from None
 
 
-def _schema_from_plain(plain: Mapping[str, Any]) -> FieldSchema:
-    lengths = plain["lengths"]
-    shape = tuple(map(int, plain["shape"]))
-    return FieldSchema(str(plain["dtype"]), shape, None if lengths is None else unpack_ints(lengths))
+def _schema_from_plain(plain: Sequence[Any]) -> FieldSchema:
+    dtype, shape, lengths = plain
+    return FieldSchema(str(dtype), tuple(map(int, shape)), None if lengths is None else unpack_ints(lengths))
 
 
 def located_to_plain(located: Located) -> dict[str, Any]:

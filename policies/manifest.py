@@ -56,7 +56,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``unit_files`` hold blocks; ``fingerprint`` says what shapes the data (model, tokenizer, …), as the job gave it."""
+    """``unit_files`` hold blocks; ``fingerprint`` is what the job gave to say what shapes its data."""
 
     checkpoint_id: str
     fingerprint: Mapping[str, Any]

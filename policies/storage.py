@@ -5,7 +5,7 @@ Rules, all in this file:
 1. A put becomes a block, is published to the controller, and only then acknowledged. Publishes that arrive while one is
    on its way leave together with the next.
 2. A batch id is stored once. A repeated put waits for the same outcome, or gets the same acknowledgement again.
-3. A refused publish drops its block. A publish whose outcome is unknown is sent again until the controller has answered.
+3. A refused publish drops its block. A publish whose outcome is unknown is sent again until the controller answers.
 4. A block goes when its last row is freed. While the unit is *held* (a checkpoint is reading its blocks) frees wait.
 
 Costs: a put is one dict insert per batch; a read is one lookup and one gather per field; a free is O(rows freed).
@@ -26,6 +26,7 @@ from policies.batches import CLEARED, MISSING
 from policies.checksums import block_checksum
 from policies.columns import Column
 from policies.errors import CapacityExceeded, RegraftError, Unreachable
+from policies.locations import FieldSchema, Publication
 
 REMEMBERED_BATCHES = 65_536
 """Acknowledgements kept for repeated puts. A writer repeats a put within seconds, so this is minutes of writing."""
@@ -51,18 +52,6 @@ class Block:
             self.dead = np.zeros(self.rows, bool)
         self.dead[positions] = True
         self.live = self.rows - int(self.dead.sum())
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """What the controller is told of a block."""
-
-    batch_id: str
-    partition: str
-    block: int
-    keys: tuple[str, ...]
-    columns: Mapping[str, Column]
-    tags: Sequence[Mapping[str, Any] | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +89,11 @@ class Part:
 
 
 class UnitState:
-    """``incarnation`` (0 ≤ n < 2³¹) makes this unit's block ids unique over the plane's life."""
+    """``name`` is the unit's name in the plane; ``incarnation`` (0 ≤ n < 2³¹) makes its block ids unique over the
+    plane's life."""
 
-    def __init__(self, incarnation: int, capacity_bytes: int) -> None:
+    def __init__(self, name: str, incarnation: int, capacity_bytes: int) -> None:
+        self._name = name
         self._ids = itertools.count(incarnation << 32)
         self._capacity = capacity_bytes
         self.blocks: dict[int, Block] = {}
@@ -138,7 +129,9 @@ class UnitState:
             return [Answer(token, error)]
         block = Block.of(next(self._ids), len(keys), columns)
         self._add(block)
-        publication = Publication(batch_id, partition, block.id, tuple(keys), block.columns, tags)
+        fields = {name: FieldSchema(c.dtype, c.shape, c.lengths()) for name, c in columns.items()}
+        row_tags = None if tags is None else tuple(tags)
+        publication = Publication(batch_id, self._name, block.id, partition, tuple(keys), fields, row_tags)
         row_bytes = np.zeros(len(keys), np.int64)
         for column in columns.values():
             row_bytes += column.row_bytes()

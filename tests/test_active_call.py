@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from actors.engines.active_call import ActiveCall
 from actors.engines.vocabulary import Vocabulary
 from policies.calls import Tokens
+from policies.counter_random import uniform
 from policies.errors import EngineError
 from tests.engine_runs import first, joined, request
 
@@ -131,6 +132,21 @@ def test_a_prefix_that_has_ended_is_refused(script: list[int]) -> None:
     )  # fmt: skip
     with pytest.raises(EngineError, match=rf"'stop' at token {count} "):
         ActiveCall(request("a", (1,), stop=("</done>",)), prefix, VOCABULARY, False)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 1 << 64), st.integers(1, 30), st.integers(0, 5))
+def test_the_chance_at_a_position_depends_on_seed_and_position(seed: int, prompt: int, place: int) -> None:
+    """Equal logits turn the chance into an id: position counts generated tokens, neither prompt nor life matters."""
+    asked = request("a", (1,) * prompt, 6, seed=seed, min_tokens=6)
+    flat = np.zeros(len(WORDS), np.float32)
+    flat[END] = -np.inf
+    call = ActiveCall(asked, None, VOCABULARY, False)
+    made = joined([call.sample(flat, 1) for _ in range(6)])
+    expected = [1 + int(uniform(seed, position) * (len(WORDS) - 1)) for position in range(6)]
+    assert made.ids.tolist() == expected
+    again = ActiveCall(asked, first(made, place), VOCABULARY, False)
+    assert [int(again.sample(flat, 1).ids[0]) for _ in range(6 - place)] == expected[place:]
 
 
 def test_types_and_lengths_of_a_token_are_those_of_the_contract() -> None:

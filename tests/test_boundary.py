@@ -45,6 +45,7 @@ def tokens(draw: st.DrawFn) -> list[bytes]:
 @given(tokens(), stop_sets)
 @example([b"\xf0", b"\x9f", b"\x8c", b"\xb6", b" ok"], ())
 @example([b"</", b"do", b"ne>x", b" more"], ("</done>",))
+@example([b"</done", b">x"], ("</done>",))
 @example([b"\xed", b"\xa0", b"\xf4", b"\x90", b"\xe0\x80"], ())
 def test_every_mark_is_that_of_the_definition(parts: list[bytes], stops: tuple[str, ...]) -> None:
     """After every token the bounded state says what the whole text says."""

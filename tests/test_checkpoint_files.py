@@ -63,7 +63,7 @@ def test_a_failing_save_removes_what_it_wrote(tmp_path: Path) -> None:
 
 def test_a_file_that_another_node_wrote_elsewhere_is_noticed(tmp_path: Path) -> None:
     with (
-        pytest.raises(CheckpointError, match="reports 6 bytes, here it has None; .*file system that all nodes share"),
+        pytest.raises(CheckpointError, match=r"reports 6 bytes, here it has None; .*file system that all nodes share"),
         PartialCheckpoint(tmp_path) as partial,
     ):
         partial.add(FileEntry("unit-u1.safetensors", 6, "00"))

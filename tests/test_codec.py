@@ -106,7 +106,7 @@ def test_an_unreadable_message_says_who_asked_when_it_can() -> None:
 
 def test_offsets_that_run_backwards_are_refused_by_field() -> None:
     entry = {"name": "ids", "dtype": "int64", "shape": [-1], "rows": 2, "values": 0, "offsets": 1}
-    with pytest.raises(WireError, match="'ids'.*ascending"):
+    with pytest.raises(WireError, match=r"'ids'.*ascending"):
         decode_columns([entry], [bytes(16), np.array([0, 3, 2], "<i8").tobytes()])
 
 

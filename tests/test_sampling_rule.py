@@ -98,8 +98,9 @@ def test_frequencies_follow_the_softmax() -> None:
 
 def test_a_token_without_weight_is_not_drawn_at_the_end_of_the_range() -> None:
     """The last tokens underflow to weight 0; the largest chance still lands on one that has weight."""
-    logits = np.array([0, 0, -200, -200], np.float32)
-    assert draw(logits, 1 - 2.0**-53, 1.0, 1.0).token == 1
+    for scale in (1.0, 3.0, 7.0, 11.0):
+        logits = np.append(np.log(np.arange(1, 1 + scale, dtype=np.float32)), np.float32([-200, -200]))
+        assert draw(logits, 1 - 2.0**-53, 1.0, 1.0).token == scale - 1
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

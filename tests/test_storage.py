@@ -27,7 +27,7 @@ class UnitMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unit = UnitState(incarnation=3, capacity_bytes=4096)
+        self.unit = UnitState("u0", incarnation=3, capacity_bytes=4096)
         self.tokens = 0
         self.waiting: dict[int, str] = {}
         self.rows: dict[str, list[int]] = {}
@@ -140,7 +140,7 @@ TestUnit = UnitMachine.TestCase
 
 
 def test_publishes_that_arrive_together_leave_together() -> None:
-    unit = UnitState(0, 1 << 20)
+    unit = UnitState("u0", 0, 1 << 20)
     unit.put("t1", "b1", "train", ["a"], {"x": column(1)}, None)
     assert [p.batch_id for p in unit.next_publish()] == ["b1"]
     unit.put("t2", "b2", "train", ["b"], {"x": column(2)}, None)
@@ -151,7 +151,7 @@ def test_publishes_that_arrive_together_leave_together() -> None:
 
 
 def test_a_full_unit_says_by_how_much() -> None:
-    unit = UnitState(0, 16)
+    unit = UnitState("u0", 0, 16)
     unit.put("t1", "b1", "train", ["a"], {"x": column(1)}, None)
     (answer,) = unit.put("t2", "b2", "train", ["b", "c"], {"x": column(2, 3)}, None)
     assert isinstance(answer.result, CapacityExceeded)
@@ -160,7 +160,7 @@ def test_a_full_unit_says_by_how_much() -> None:
 
 
 def test_reads_of_what_never_was() -> None:
-    unit = UnitState(0, 1 << 20)
+    unit = UnitState("u0", 0, 1 << 20)
     unit.put("t1", "b1", "train", ["a"], {"x": column(1)}, None)
     (publication,) = unit.next_publish()
     assert [v for _, v, _ in unit.read(publication.block, ["y"], np.array([0])).bad] == [MISSING]
@@ -171,7 +171,7 @@ def test_reads_of_what_never_was() -> None:
 def test_block_ids_of_two_incarnations_never_meet() -> None:
     ids = set()
     for incarnation in (0, 1, (1 << 31) - 1):
-        unit = UnitState(incarnation, 1 << 20)
+        unit = UnitState("u0", incarnation, 1 << 20)
         for i in range(3):
             unit.put(i, f"b{i}", "train", ["a"], {"x": column(1)}, None)
         ids |= {p.block for p in unit.next_publish()}

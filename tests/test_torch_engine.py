@@ -113,6 +113,16 @@ def test_a_fast_resume_leaves_its_neighbours_as_they_were(engine: Engine) -> Non
     assert identical(lives[other.identity].tokens, expected.tokens)
 
 
+def test_a_fast_resume_samples_in_its_first_step_and_an_exact_one_replays(engine: Engine) -> None:
+    """41 known positions: one pass, or 11 tiles of 4 rows."""
+    asked = request("a", (65,) * 31, 40, seed=3)
+    prefix = first(alone(engine, asked).tokens, 10)
+    for resume, steps in (("fast", 1), ("exact", 11)):
+        engine.start(asked, prefix, resume)  # type: ignore[arg-type]
+        assert [len(engine.step().calls) for _ in range(steps)] == [0] * (steps - 1) + [1]
+        assert engine.abort(asked.identity)
+
+
 def test_fast_without_a_prefix_is_exact(engine: Engine) -> None:
     """A call that is generated anew must equal its first life."""
     asked = request("a", seed=3)

@@ -98,15 +98,18 @@ class Connection:
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._refusal = Unauthorized(
-                    f"{self._peer} at {self._endpoint} refused the secret; use the address of the plane that runs now"
-                )
-                refusal = self._refusal
-                self._fail_all(lambda _: refusal)
+                self._refuse()
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 self._fail_all(
                     lambda op: Unreachable(f"the connection to {self._peer} at {self._endpoint} broke during {op!r}")
                 )
+
+    def _refuse(self) -> None:
+        refusal = Unauthorized(
+            f"{self._peer} at {self._endpoint} refused the secret; use the address of the plane that runs now"
+        )
+        self._refusal = refusal
+        self._fail_all(lambda _: refusal)
 
     def _expire(self, request_id: int, timeout: float) -> None:
         pending = self._pending.pop(request_id, None)

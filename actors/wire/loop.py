@@ -7,6 +7,7 @@ idle loop sleeps until a socket, a timer or `call_soon` wakes it.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -77,10 +78,9 @@ class Loop:
         """Run ``callback`` on the loop's thread. Safe from any thread."""
         self._soon.append(callback)
         if threading.current_thread() is not self.thread:
-            try:
+            # A full pipe means that a wake-up is already due, a closed one that the loop has ended.
+            with contextlib.suppress(OSError):
                 self._waker.send(b"\0")
-            except (BlockingIOError, OSError):
-                pass  # a full pipe means that a wake-up is already due; a closed one that the loop has ended
 
     def call_later(self, seconds: float, callback: Callback) -> Timer:
         timer = Timer(callback)
@@ -137,8 +137,6 @@ class Loop:
             logger.exception("a callback of %s failed; the loop goes on", self.thread.name)
 
     def _drain_wakes(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
-        except BlockingIOError:
-            pass

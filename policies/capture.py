@@ -1,0 +1,389 @@
+"""Captures: what a coordinator holds of each call, and the only ways in which that changes.
+
+A call's tokens lie in one growing buffer. Its front may be frozen, which is a mark and no copy: tokens that arrive
+meanwhile go behind it. Sealing drops the front, since the plane has it now; rolling back takes the mark away, so the
+tokens are at the front of the live buffer without having moved.
+
+Rules:
+1. Every change of state goes through `_MOVES`.
+2. A chunk is sealed only while the call is still frozen with that very chunk. A call that ended meanwhile is not.
+3. A key is given to one put and never again, whatever became of that put: a write or a clear that comes late cannot
+   touch a row that was sealed.
+4. A delta that makes no sense poisons its call and changes nothing else. A poisoned call is never cut.
+
+Costs: `observe` O(new tokens), amortised; `freeze`, `roll_back` O(1); `seal` O(tokens behind the chunk).
+13 bytes per live token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.calls import CallIdentity, Tokens
+from policies.chain import CHUNK_DTYPES, CHUNK_FIELDS, TOKEN_BYTES, Chain, ChainDigest, chunk_place
+from policies.receipts import Acknowledgement
+
+COMPLETE: Final = frozenset({"stop", "length"})
+"""Finish reasons with which a call is whole. Any other end (an engine's "abort") leaves it to be resumed."""
+
+_CUTTABLE: Final = "cuttable"
+_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {**CHUNK_DTYPES, _CUTTABLE: np.dtype(bool)}
+_KINDS: Final[Mapping[str, str]] = {"ids": "iu", "logprobs": "f", "versions": "iu", _CUTTABLE: "b"}
+_INT32_MAX: Final = 2**31 - 1
+
+
+class State(Enum):
+    LIVE = "live"
+    FROZEN = "frozen"
+    POISONED = "poisoned"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+class Event(Enum):
+    ADOPT = "adopt"
+    OBSERVE = "observe"
+    POISON = "poison"
+    FREEZE = "freeze"
+    SEAL = "seal"
+    ROLL_BACK = "roll_back"
+    FINISH = "finish"
+    ABORT = "abort"
+
+
+_MOVES: Final[Mapping[tuple[State, Event], State]] = {
+    (State.LIVE, Event.ADOPT): State.LIVE,
+    (State.LIVE, Event.OBSERVE): State.LIVE,
+    (State.LIVE, Event.POISON): State.POISONED,
+    (State.LIVE, Event.FREEZE): State.FROZEN,
+    (State.LIVE, Event.FINISH): State.FINISHED,
+    (State.LIVE, Event.ABORT): State.ABORTED,
+    (State.FROZEN, Event.OBSERVE): State.FROZEN,
+    (State.FROZEN, Event.POISON): State.POISONED,
+    (State.FROZEN, Event.SEAL): State.LIVE,
+    (State.FROZEN, Event.ROLL_BACK): State.LIVE,
+    (State.FROZEN, Event.FINISH): State.FINISHED,
+    (State.FROZEN, Event.ABORT): State.ABORTED,
+    (State.POISONED, Event.OBSERVE): State.POISONED,
+    (State.POISONED, Event.POISON): State.POISONED,
+    (State.POISONED, Event.FINISH): State.FINISHED,
+    (State.POISONED, Event.ABORT): State.ABORTED,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frozen:
+    """A chunk to be staged: tokens ``start`` .. ``start + tokens`` of a call, as views of its buffer.
+
+    ``parts[field]`` has the dtype of `CHUNK_DTYPES` and shape (tokens,).
+    """
+
+    identity: CallIdentity
+    start: int
+    parts: Mapping[str, NDArray[Any]]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.parts["ids"])
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens * TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is remembered of a call that ended. ``finish_reason`` is None when it was aborted."""
+
+    tokens: int
+    digest: str
+    finish_reason: str | None
+
+
+class CallCapture:
+    """The state of one call. ``keys`` are its sealed chain; ``finish_reason`` is set once it has ended by itself;
+    ``cause`` says in words why it is poisoned, or what odd end its engine reported."""
+
+    __slots__ = (
+        "_buffer",
+        "_cut_at",
+        "_digest",
+        "_frozen",
+        "_length",
+        "_newest",
+        "_next_index",
+        "_vocab_size",
+        "cause",
+        "finish_reason",
+        "identity",
+        "keys",
+        "state",
+    )  # fmt: skip
+
+    def __init__(self, identity: CallIdentity, vocab_size: int | None = None) -> None:
+        """Ids of ``vocab_size`` or more poison the call, when it is known."""
+        self.identity = identity
+        self.state = State.LIVE
+        self.keys: tuple[str, ...] = ()
+        self.finish_reason: str | None = None
+        self.cause = ""
+        self._vocab_size = _INT32_MAX if vocab_size is None else vocab_size
+        self._buffer: dict[str, NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in _DTYPES.items()}
+        self._length = 0  # tokens in the buffer, the frozen ones first
+        self._cut_at = 0  # how many of them lie before the last place where the text may be cut
+        self._frozen: Frozen | None = None
+        self._digest = ChainDigest()
+        self._next_index = 0
+        self._newest = -_INT32_MAX
+
+    @property
+    def sealed_tokens(self) -> int:
+        return self._digest.tokens
+
+    @property
+    def live_tokens(self) -> int:
+        """Tokens that no sealed chunk holds."""
+        return self._length
+
+    def digest(self) -> str:
+        """The digest of the sealed chain."""
+        return self._digest.hexdigest()
+
+    def adopt(self, keys: tuple[str, ...], chain: Chain, finish_reason: str | None = None) -> None:
+        """Take over the verified chain of an earlier life; the chunks of this attempt follow its last index.
+
+        ``finish_reason`` is set when the chain is the whole call.
+
+        Raises `ValueError` when the capture already has tokens or a key is not one of this call's.
+        """
+        places = [chunk_place(self.identity, key) for key in keys]
+        if self._length or self.keys:
+            raise ValueError(f"call {self.identity} already has tokens; a chain is adopted before the first of them")
+        last = places[-1] if places else None
+        if last is None or None in places:
+            raise ValueError(f"{list(keys)} are no chain of call {self.identity}")
+        self._move(Event.ADOPT)
+        self.keys = keys
+        self._next_index = last[1] + 1
+        self._digest = ChainDigest.of(chain)
+        self.finish_reason = finish_reason
+        self._newest = int(chain.versions.max(initial=-_INT32_MAX))
+
+    def observe(self, tokens: Tokens) -> None:
+        """Take new tokens, or poison the call when they make no sense. What a poisoned call says is ignored."""
+        self._move(Event.OBSERVE)
+        if self.state is State.POISONED:
+            return
+        fault = self._fault(tokens)
+        if fault is not None:
+            self.poison(fault)
+            return
+        count = len(tokens.ids)
+        if not count:
+            return
+        self._make_room(count)
+        for name, array in self._buffer.items():
+            array[self._length : self._length + count] = getattr(tokens, name)
+        places = np.flatnonzero(tokens.cuttable)
+        if len(places):
+            self._cut_at = self._length + int(places[-1]) + 1
+        self._length += count
+        self._newest = int(tokens.versions[-1])
+
+    def end(self, reason: str) -> bool:
+        """The engine says that the call has ended. True when that makes it whole; then nothing holds its tail back."""
+        if reason not in COMPLETE:
+            self.cause = f"its engine ended it with {reason!r}, which is no completion"
+            return False
+        self.finish_reason = reason
+        self._cut_at = self._length
+        return True
+
+    def freeze(self) -> Frozen | None:
+        """Freeze what may be cut now; None when nothing new may."""
+        if not self._cut_at:
+            return None
+        self._move(Event.FREEZE)
+        parts = {name: self._buffer[name][: self._cut_at] for name in CHUNK_FIELDS}
+        self._frozen = Frozen(self.identity, self.sealed_tokens, parts)
+        return self._frozen
+
+    def holds(self, frozen: Frozen) -> bool:
+        """Whether the call is frozen with this very chunk."""
+        return self.state is State.FROZEN and self._frozen is frozen
+
+    def new_key(self) -> str:
+        """A key for the next put of a chunk of this call."""
+        self._next_index += 1
+        return self.identity.chunk_key(self._next_index - 1)
+
+    def seal(self, frozen: Frozen, key: str) -> None:
+        """``frozen`` is stored and published under ``key``: it ends the chain now."""
+        self._require(frozen)
+        self._move(Event.SEAL)
+        self.keys += (key,)
+        self._digest.update(*(frozen.parts[name] for name in CHUNK_FIELDS))
+        self._drop_front(frozen.tokens)
+        self._frozen = None
+
+    def roll_back(self, frozen: Frozen) -> None:
+        """``frozen`` was not stored: its tokens are live again, before all later ones."""
+        self._require(frozen)
+        self._move(Event.ROLL_BACK)
+        self._frozen = None
+
+    def finish(self, reason: str) -> Evidence:
+        """The call's row is stored elsewhere, so its tokens are not needed any more. ``reason`` counts when the engine
+        did not report its end."""
+        self._move(Event.FINISH)
+        digest = self._digest.copy()
+        digest.update(*(self._buffer[name][: self._length] for name in CHUNK_FIELDS))
+        return Evidence(digest.tokens, digest.hexdigest(), self.finish_reason or reason)
+
+    def abort(self) -> Evidence:
+        """The call is not wanted any more."""
+        self._move(Event.ABORT)
+        return Evidence(self.sealed_tokens, self.digest(), None)
+
+    def poison(self, cause: str) -> None:
+        """The call cannot be trusted: it is never cut and has to be generated anew."""
+        self._move(Event.POISON)
+        self.cause = cause
+        self._frozen = None
+
+    def _move(self, event: Event) -> None:
+        try:
+            self.state = _MOVES[self.state, event]
+        except KeyError:
+            raise ValueError(f"call {self.identity} is {self.state.value}; it cannot {event.value} now") from None
+
+    def _require(self, frozen: Frozen) -> None:
+        if not self.holds(frozen):
+            raise ValueError(f"call {self.identity} is not frozen with the chunk at token {frozen.start}")
+
+    def _fault(self, tokens: Tokens) -> str | None:
+        arrays = {name: np.asarray(getattr(tokens, name)) for name in _DTYPES}
+        for name, array in arrays.items():
+            if array.ndim != 1 or array.dtype.kind not in _KINDS[name]:
+                return f"{name} came as {array.dtype} {array.shape}"
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) != 1:
+            return f"the parts of a delta disagree in length: {lengths}"
+        ids, versions = arrays["ids"], arrays["versions"]
+        if not len(ids):
+            return None
+        if self.finish_reason is not None:
+            return f"{len(ids)} tokens came after it had ended with {self.finish_reason!r}"
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
+            return f"token ids {ids.min()}..{ids.max()} lie outside the vocabulary 0..{self._vocab_size - 1}"
+        if versions[0] < self._newest or (versions[1:] < versions[:-1]).any() or versions[-1] > _INT32_MAX:
+            return f"weight versions decrease or do not fit: {versions.tolist()[:8]} after {self._newest}"
+        return None
+
+    def _make_room(self, count: int) -> None:
+        needed = self._length + count
+        if needed <= len(self._buffer["ids"]):
+            return
+        capacity = max(64, 2 * needed)
+        for name, old in self._buffer.items():
+            self._buffer[name] = np.empty(capacity, old.dtype)
+            self._buffer[name][: self._length] = old[: self._length]
+
+    def _drop_front(self, count: int) -> None:
+        """A new buffer holds what stays: the old one may still be read by whoever was handed the chunk."""
+        for name, old in self._buffer.items():
+            self._buffer[name] = old[count : self._length].copy()
+        self._length -= count
+        self._cut_at -= count
+
+
+class CaptureTable:
+    """All calls of a coordinator, and for the last ``remembered`` that ended, what they ended as."""
+
+    def __init__(self, vocab_size: int | None = None, remembered: int = 65_536) -> None:
+        self._vocab_size, self._remembered = vocab_size, remembered
+        self._active: dict[CallIdentity, CallCapture] = {}
+        self._ended: dict[CallIdentity, Evidence] = {}
+        self._by_call_id: dict[str, dict[CallIdentity, None]] = {}
+
+    def __len__(self) -> int:
+        """Calls that have not ended."""
+        return len(self._active)
+
+    def active(self) -> tuple[CallIdentity, ...]:
+        """Calls that have not ended, in the order in which they came."""
+        return tuple(self._active)
+
+    def captures(self) -> tuple[CallCapture, ...]:
+        return tuple(self._active.values())
+
+    def get(self, identity: CallIdentity) -> CallCapture | None:
+        return self._active.get(identity)
+
+    def ended(self, identity: CallIdentity) -> Evidence | None:
+        return self._ended.get(identity)
+
+    def others(self, identity: CallIdentity) -> tuple[CallIdentity, ...]:
+        """Known calls of the same call id that are another rollout's or another attempt."""
+        return tuple(other for other in self._by_call_id.get(identity.call_id, ()) if other != identity)
+
+    def earlier_attempts(self, identity: CallIdentity) -> tuple[CallIdentity, ...]:
+        """Active attempts of the same call before this one."""
+        return tuple(
+            other
+            for other in self.others(identity)
+            if other in self._active and other.rollout_id == identity.rollout_id and other.attempt < identity.attempt
+        )
+
+    def add(self, identity: CallIdentity) -> CallCapture:
+        """A new call. Raises `ValueError` when this identity is known already."""
+        if identity in self._active or identity in self._ended:
+            raise ValueError(f"call {identity} is known already; a retry or takeover has the next attempt")
+        capture = self._active[identity] = CallCapture(identity, self._vocab_size)
+        self._by_call_id.setdefault(identity.call_id, {})[identity] = None
+        return capture
+
+    def finish(self, identity: CallIdentity, reason: str) -> tuple[str, ...]:
+        """The call ended and is stored elsewhere. Returns the chunk keys that nobody needs any more (none when the
+        call is not active)."""
+        capture = self._active.get(identity)
+        return () if capture is None else self._retire(capture, capture.finish(reason))
+
+    def abort(self, identity: CallIdentity) -> tuple[str, ...]:
+        """The call is not wanted any more. Returns the chunk keys that nobody needs any more."""
+        capture = self._active.get(identity)
+        return () if capture is None else self._retire(capture, capture.abort())
+
+    def _retire(self, capture: CallCapture, evidence: Evidence) -> tuple[str, ...]:
+        del self._active[capture.identity]
+        self._ended[capture.identity] = evidence
+        if len(self._ended) > self._remembered:
+            self._forget(next(iter(self._ended)))
+        return capture.keys
+
+    def _forget(self, identity: CallIdentity) -> None:
+        del self._ended[identity]
+        siblings = self._by_call_id[identity.call_id]
+        del siblings[identity]
+        if not siblings:
+            del self._by_call_id[identity.call_id]
+
+
+def sealed_prefix(capture: CallCapture) -> Acknowledgement:
+    """The acknowledgement of a call by its sealed chain. It is whole when nothing of the call lies outside it."""
+    whole = capture.finish_reason if capture.live_tokens == 0 else None
+    return Acknowledgement(
+        identity=capture.identity,
+        disposition="durable_prefix",
+        keys=capture.keys,
+        tokens=capture.sealed_tokens,
+        digest=capture.digest(),
+        finish_reason=whole,
+        cause=capture.cause,
+    )

@@ -1,0 +1,191 @@
+"""The catalog as plain data and back: msgpack-able, versioned, no pickle.
+
+Kept: partitions with their fields, rows, places, tags, tasks and what they have claimed; the batch ids and claims that
+may come again. Not kept: parked requests (whoever asked is gone) and units (a restart has new ones; blocks are bound to
+those that loaded them). Shape counts, readiness and live rows are counted anew from the places, so they agree with them.
+
+Arrays are ``{"dtype": name, "data": little-endian bytes}``; sets of fields or tasks are listed once and numbered, so
+their number is not bounded by a word. Cost: O(rows) of Python both ways, and O(rows × fields) to count shapes anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.blocks import Block, Field, Layout
+from policies.claims import ClaimAnswer
+from policies.dtypes import storage_dtype
+from policies.errors import CheckpointDamaged, CheckpointError, Refused, WireError, error_from_plain, error_to_plain
+from policies.partition import Partition
+from policies.rows import Place, Row
+from policies.shapes import ShapeKeys, Shapes
+
+if TYPE_CHECKING:
+    from policies.catalog import Catalog
+
+SNAPSHOT_VERSION = 1
+
+
+def catalog_to_plain(catalog: Catalog) -> dict[str, Any]:
+    """All of the catalog that a restart can use."""
+    return {
+        "version": SNAPSHOT_VERSION,
+        "strict": catalog.strict,
+        "trailing_shapes": [list(shape) for shape in catalog.shapes.trailing],
+        "partitions": [_partition_to_plain(partition) for partition in catalog.partitions.values()],
+        "batches": [
+            [batch_id, outcome if isinstance(outcome, int) else error_to_plain(outcome)]
+            for batch_id, outcome in catalog.batches.items()
+        ],
+        "grants": [[answer.claim_id, list(answer.keys)] for answer in catalog.grants.values()],
+        "repeated_batches": catalog.repeated_batches,
+    }
+
+
+def fill_catalog(catalog: Catalog, plain: Mapping[str, Any], block_units: Mapping[int, str]) -> None:
+    """Bring an empty catalog to the state of a snapshot. Raises `CheckpointError`; see `Catalog.restore`."""
+    if plain.get("version") != SNAPSHOT_VERSION:
+        raise CheckpointError(
+            f"the controller's snapshot has version {plain.get('version')!r}, this release reads {SNAPSHOT_VERSION}"
+        )
+    try:
+        catalog.shapes = Shapes(tuple(shape) for shape in plain["trailing_shapes"])
+        for partition in plain["partitions"]:
+            _restore_partition(catalog, partition, block_units)
+        for batch_id, outcome in plain["batches"]:
+            catalog.batches[batch_id] = outcome if isinstance(outcome, int) else _refusal(outcome)
+        for claim_id, keys in plain["grants"]:
+            catalog.grants[claim_id] = ClaimAnswer(claim_id, tuple(keys))
+        catalog.repeated_batches = plain["repeated_batches"]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, Refused, WireError) as error:
+        raise CheckpointDamaged(f"the controller's snapshot cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _refusal(plain: Mapping[str, Any]) -> Refused:
+    error = error_from_plain(plain)
+    return error if isinstance(error, Refused) else Refused(error.message, **error.details)
+
+
+class _Numbering:
+    """Numbers things in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def __call__(self, thing: Any) -> int:
+        return self._numbers.setdefault(thing, len(self._numbers))
+
+    def __iter__(self) -> Any:
+        return iter(self._numbers)
+
+
+def _partition_to_plain(partition: Partition) -> dict[str, Any]:
+    blocks, masks, claims = _Numbering(), _Numbering(), _Numbering()
+    rows = list(partition.rows.values())
+    places = [
+        (index, blocks(place.block), place.position, masks(place.mask))
+        for index, row in enumerate(rows)
+        for place in row.places()
+    ]
+    claimed = [claims(row.claimed) for row in rows]
+    fields = list(partition.fields.values())
+    tasks = list(partition.consumers.tasks.values())
+    return {
+        "name": partition.name,
+        "strict": partition.strict,
+        "expected": partition.expected,
+        "arrivals": partition.arrivals,
+        "produced": partition.produced,
+        "fields": [[field.name, field.dtype, field.declared] for field in fields],
+        "blocks": _blocks_to_plain(list(blocks)),
+        "masks": [[number for number in range(len(fields)) if mask >> number & 1] for mask in masks],
+        "places": [_ints([place[column] for place in places]) for column in range(4)],
+        "keys": [row.key for row in rows],
+        "row_arrivals": _ints([row.arrival for row in rows]),
+        "tags": [[index, row.tags] for index, row in enumerate(rows) if row.tags],
+        "claims": [[number for number in range(len(tasks)) if mask >> number & 1] for mask in claims],
+        "claimed": _ints(claimed),
+        "tasks": [[task.name, task.claimed, [list(partition.names(w)) for w in task.watches]] for task in tasks],
+    }
+
+
+def _blocks_to_plain(blocks: list[Block]) -> dict[str, Any]:
+    layouts = _Numbering()
+    numbers = [layouts(tuple(field.name for field in block.layout.fields)) for block in blocks]
+    return {
+        "ids": _ints([block.id for block in blocks]),
+        "rows": _ints([block.rows for block in blocks]),
+        "layouts": [list(names) for names in layouts],
+        "layout": _ints(numbers),
+        "shapes": [[keys if isinstance(keys, int) else _array(keys) for keys in block.shapes] for block in blocks],
+    }
+
+
+def _restore_partition(catalog: Catalog, plain: Mapping[str, Any], block_units: Mapping[int, str]) -> None:
+    partition = Partition(plain["name"], catalog.shapes, None, plain["expected"])
+    partition.strict = plain["strict"]
+    partition.arrivals, partition.produced = plain["arrivals"], plain["produced"]
+    fields = [partition.add_field(name, dtype, declared) for name, dtype, declared in plain["fields"]]
+    blocks = _restore_blocks(plain["blocks"], partition.fields, block_units)
+    rows = [
+        Row(key, arrival) for key, arrival in zip(plain["keys"], _read(plain["row_arrivals"]).tolist(), strict=True)
+    ]
+    masks = [sum(fields[number].bit for number in numbers) for numbers in plain["masks"]]
+    for index, block, position, mask in zip(*(_read(column).tolist() for column in plain["places"]), strict=True):
+        _restore_place(rows[index], Place(blocks[block], position, masks[mask]))
+    for index, tags in plain["tags"]:
+        rows[index].tags = dict(tags)
+    tasks = [partition.consumers.task(name) for name, _, _ in plain["tasks"]]
+    claims = [sum(tasks[number].bit for number in numbers) for numbers in plain["claims"]]
+    for row, number in zip(rows, _read(plain["claimed"]).tolist(), strict=True):
+        row.claimed = claims[number]
+        partition.restore_row(row)
+    for block in blocks:
+        catalog.blocks.add(block)
+    for task, (_, claimed, wants) in zip(tasks, plain["tasks"], strict=True):
+        task.claimed = claimed
+        for names in wants:
+            partition.consumers.watch(task, partition.mask(names), partition.rows.values())
+    catalog.partitions[partition.name] = partition
+
+
+def _restore_place(row: Row, place: Place) -> None:
+    """Rows are stored place by place, the first of them first."""
+    if not 0 <= place.position < place.block.rows or row.mask & place.mask:
+        raise ValueError(f"key {row.key!r} has a place that cannot be: position {place.position}")
+    if row.block is None:
+        row.block, row.position = place.block, place.position
+    else:
+        row.more = [*(row.more or ()), place]
+    row.mask |= place.mask
+    place.block.live += 1
+
+
+def _restore_blocks(
+    plain: Mapping[str, Any], fields: Mapping[str, Field], block_units: Mapping[int, str]
+) -> list[Block]:
+    layouts = [Layout.of(tuple(fields[name] for name in names)) for names in plain["layouts"]]
+    blocks = []
+    columns = (_read(plain[name]).tolist() for name in ("ids", "rows", "layout"))
+    for block_id, rows, layout, shapes in zip(*columns, plain["shapes"], strict=True):
+        if block_id not in block_units:
+            raise CheckpointDamaged(f"block {block_id} is in the controller's snapshot, but no unit has loaded it")
+        keys: list[ShapeKeys] = [keys if isinstance(keys, int) else _read(keys) for keys in shapes]
+        blocks.append(Block(block_id, block_units[block_id], rows, layouts[layout], keys, 0))
+    return blocks
+
+
+def _ints(values: list[int]) -> dict[str, Any]:
+    return _array(np.array(values, np.int64))
+
+
+def _array(values: NDArray[np.int64]) -> dict[str, Any]:
+    return {"dtype": "int64", "data": values.astype("<i8").tobytes()}
+
+
+def _read(plain: Mapping[str, Any]) -> NDArray[Any]:
+    return np.frombuffer(plain["data"], storage_dtype(plain["dtype"]))

@@ -1,0 +1,74 @@
+"""The second life: a fresh cluster restores the checkpoint and every call goes on from where it was.
+
+Prefixes are asked for as soon as the plane is restored, while the engines are still loading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from actors.generation_worker import TRAIN, Completion
+from policies.calls import CallIdentity, GenerationRequest
+from policies.receipts import Continuation, Receipt
+from recipes.prefix_recovery import events
+from recipes.prefix_recovery.job import Job
+
+
+async def run(job: Job) -> None:
+    began = time.time()
+    stored = job.plane.restore(job.plan.checkpoints, fingerprint=job.fingerprint())
+    finished = _finished_rows(job)
+    events.emit(events.Restored(seconds=time.time() - began, rows=_row_count(job)))
+    continuations = _continuations(stored.job, finished)
+    events.emit(events.Phase(name="resume", state="start"))
+    calls = [_resume(job, index, continuation) for index, continuation in continuations]
+    resumed = await job.run("resume", calls, lambda: job.engines_ready())
+    events.emit(events.Phase(name="resume", state="end"))
+    job.save_rows([*finished.values(), *resumed], Path(job.plan.rows))
+    events.emit(
+        events.Statistics(
+            get_calls=sum([(await leader.coalescer.statistics.remote())["gets"] for leader in job.leaders])
+        )
+    )
+
+
+def _finished_rows(job: Job) -> dict[tuple[str, str], Completion]:
+    """Calls whose rows were complete in the checkpoint, by rollout and call id: they are not run again."""
+    finished = {}
+    for key, tags in job.client.list(TRAIN):
+        rollout, call = key.split("/", 1)
+        identity = CallIdentity(rollout, call, tags["attempt"])
+        finished[rollout, call] = Completion(identity, key, tags["tokens"], tags["finish_reason"], tags["tokens"])
+    return finished
+
+
+def _row_count(job: Job) -> int:
+    return sum(partition["rows"] for partition in job.client.describe()["partitions"].values())
+
+
+def _continuations(
+    state: Mapping[str, Any], finished: Mapping[tuple[str, str], Completion]
+) -> list[tuple[int, Continuation]]:
+    """(number of the call, its continuation as the next attempt) for every call that has no finished row."""
+    acknowledged = {
+        (a.identity.rollout_id, a.identity.call_id): a
+        for plain in state["receipts"]
+        for a in Receipt.from_plain(plain).acknowledgements
+    }
+    continuations = []
+    for index, plain in enumerate(state["requests"]):
+        request = GenerationRequest.from_plain(plain)
+        call = (request.identity.rollout_id, request.identity.call_id)
+        if call not in finished:
+            attempt = request.with_identity(request.identity.next_attempt())
+            continuations.append((index, Continuation.of(acknowledged[call], attempt)))
+    return continuations
+
+
+def _resume(job: Job, index: int, continuation: Continuation) -> Any:
+    worker = job.leader_of(index).worker
+    return lambda: worker.resume.remote(continuation, job.plan.resume)

@@ -1,0 +1,106 @@
+"""A plane in a dictionary, for tests of what stands on a plane. It fails when and how it is told to.
+
+Every put, get and clear takes the next entry of its script (then ``"ok"`` for ever) and gives way to the event loop a
+few times, so that whatever else runs gets between its steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from policies.batches import CLEARED, MISSING, OK, UNREACHABLE, Batch, PutAck
+from policies.checksums import block_checksum
+from policies.columns import Column, rows_of
+from policies.errors import Unreachable
+
+PUT_FAULTS = ("fail_before", "fail_after", "wrong_checksum", "wrong_bytes", "missing_key", "cancelled")
+
+
+class FakePlane:
+    def __init__(self, puts: Iterable[str] = (), clears: Iterable[str] = (), gets: Iterable[str] = ()) -> None:
+        self.rows: dict[str, dict[str, np.ndarray]] = {}
+        self.tags: dict[str, Mapping[str, Any] | None] = {}
+        self.bad: dict[str, str] = {}  # key → verdict of a get
+        self.put_keys: list[tuple[str, ...]] = []
+        self.get_keys: list[tuple[str, ...]] = []
+        self.clear_keys: list[tuple[str, ...]] = []
+        self.gate = asyncio.Event()  # what is scripted "hang" waits for it
+        self.closed = False
+        self._puts, self._clears, self._gets = iter(puts), iter(clears), iter(gets)
+
+    async def put(
+        self,
+        partition: str,
+        keys: Sequence[str],
+        fields: Mapping[str, Column],
+        *,
+        tags: Sequence[Mapping[str, Any] | None] | None = None,
+        timeout: float | None = None,
+    ) -> PutAck:
+        assert partition == "staging"
+        self.put_keys.append(tuple(keys))
+        fault = await self._begin(self._puts)
+        if fault == "cancelled":
+            raise asyncio.CancelledError
+        if fault == "fail_before":
+            raise Unreachable("the unit did not answer")
+        for index, key in enumerate(keys):
+            self.rows[key] = {name: np.array(column.row(index)) for name, column in fields.items()}
+            self.tags[key] = None if tags is None else tags[index]
+        if fault == "fail_after":
+            raise Unreachable("the answer was lost")
+        row_bytes = sum(column.row_bytes() for column in fields.values()).tolist()
+        return spoiled(PutAck("u0", 1, tuple(keys), tuple(row_bytes), block_checksum(fields)), fault)
+
+    async def get(
+        self,
+        partition: str,
+        keys: Sequence[str],
+        fields: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        partial: bool = False,
+    ) -> Batch:
+        assert partition == "staging" and partial and fields is not None
+        self.get_keys.append(tuple(keys))
+        if await self._begin(self._gets) != "ok":
+            raise Unreachable("the controller did not answer")
+        verdicts = tuple(self.bad.get(key, OK if key in self.rows else MISSING) for key in keys)
+        good = [key for key, verdict in zip(keys, verdicts, strict=True) if verdict == OK]
+        columns = {name: rows_of([self.rows[key][name] for key in good]) for name in fields} if good else {}
+        causes = {key: f"unit u1: {v}" for key, v in zip(keys, verdicts, strict=True) if v in (UNREACHABLE, CLEARED)}
+        return Batch(tuple(keys), verdicts, columns, causes)
+
+    async def clear(self, partition: str, keys: Sequence[str], *, timeout: float | None = None) -> int:
+        assert partition == "staging"
+        self.clear_keys.append(tuple(keys))
+        if await self._begin(self._clears) != "ok":
+            raise Unreachable("the controller did not answer")
+        return sum(self.rows.pop(key, None) is not None for key in keys)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def _begin(self, script: Any) -> str:
+        behaviour = str(next(script, "ok"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if behaviour == "hang":
+            await self.gate.wait()
+            return "ok"
+        return behaviour
+
+
+def spoiled(ack: PutAck, fault: str) -> PutAck:
+    """The acknowledgement as a faulty unit would give it; as it is for any other ``fault``."""
+    if fault == "wrong_checksum":
+        return PutAck(ack.unit, ack.block, ack.keys, ack.row_bytes, ack.checksum ^ 1)
+    if fault == "wrong_bytes":
+        return PutAck(ack.unit, ack.block, ack.keys, (ack.row_bytes[0] + 4, *ack.row_bytes[1:]), ack.checksum)
+    if fault == "missing_key":
+        return PutAck(ack.unit, ack.block, ack.keys[1:], ack.row_bytes[1:], ack.checksum)
+    return ack
