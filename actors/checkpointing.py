@@ -19,8 +19,8 @@ import msgpack
 
 from actors.checkpoint_files import PartialCheckpoint, StoredCheckpoint
 from actors.client import DataPlaneClient
-from policies.errors import RegraftError
-from policies.manifest import CONTROLLER_FILE, JOB_FILE, FileEntry
+from policies.errors import Refused, RegraftError
+from policies.manifest import CONTROLLER_FILE, JOB_FILE, FileEntry, require_fingerprint
 from policies.operations import CONTROLLER, Ask
 
 logger = logging.getLogger(__name__)
@@ -97,14 +97,19 @@ def _held_units(client: DataPlaneClient) -> Iterator[list[str]]:
                 logger.warning("unit %s was not released after a save: %s", unit, error)
 
 
-def restore_plane(client: DataPlaneClient, path: str | Path, fingerprint: Mapping[str, Any]) -> StoredCheckpoint:
+def restore_plane(client: DataPlaneClient, path: str | Path, fingerprint: Mapping[str, Any] | None) -> StoredCheckpoint:
     """Fill an empty plane from the checkpoint at ``path`` (one checkpoint, or a directory of them: the newest whole).
 
-    Everything is verified before the plane is touched. Raises `CheckpointMissing`, `CheckpointDamaged`,
+    Everything is verified before the plane is touched; with ``fingerprint`` None the caller compares the manifest's
+    itself. Raises `CheckpointMissing`, `CheckpointDamaged`,
     `FingerprintMismatch`, or `Refused` when the plane already holds rows.
     """
     stored = StoredCheckpoint.open(path)
-    stored.manifest.require_fingerprint(fingerprint, str(stored.path))
+    if fingerprint is not None:
+        require_fingerprint(stored.manifest.fingerprint, fingerprint, str(stored.path))
+    held = sorted(client.describe()["partitions"])
+    if held:
+        raise Refused(f"the plane already holds partitions {held}; restore into a plane that was just launched")
     units = client.units()
     placed = [(units[i % len(units)], file) for i, file in enumerate(stored.unit_files)]
     loads = [Ask(unit, "load", {"path": str(file.resolve())}) for unit, file in placed]

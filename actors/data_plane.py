@@ -103,7 +103,7 @@ class DataPlane:
 
     def restore(self, path: str | Path, *, fingerprint: Mapping[str, Any] | None = None) -> StoredCheckpoint:
         """Fill this plane, which must be empty, from a checkpoint; see `actors.checkpointing.restore_plane`."""
-        return restore_plane(self.client(), path, fingerprint or {})
+        return restore_plane(self.client(), path, fingerprint)
 
     def close(self) -> None:
         """Close the client and, where this object launched them, end the plane's actors (and the Ray it started)."""

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from policies.calls import CallIdentity, GenerationRequest, StepDelta, Tokens
 from policies.chain import Chain, ChainRefusal
 from policies.columns import Column
 from policies.errors import EngineError, RegraftError
+from policies.manifest import require_fingerprint
 from policies.receipts import Continuation
 
 logger = logging.getLogger(__name__)
@@ -129,19 +130,23 @@ class GenerationWorker:
         await self._coordinator.begin.remote(request.identity)
         return await self._run_call(request, None, "exact")
 
-    async def resume(self, continuation: Continuation, mode: ResumeMode) -> Completion:
-        """Run a cut call to its end from its chain, or from its prompt when the chain cannot be used."""
+    async def resume(
+        self, continuation: Continuation, mode: ResumeMode, fingerprint: Mapping[str, Any] | None = None
+    ) -> Completion:
+        """Run a cut call to its end from its chain, or from its prompt when the chain cannot be used.
+
+        ``fingerprint`` is the checkpoint's: a call is not resumed on an engine with another one
+        (`FingerprintMismatch` naming the field).
+        """
         request, identity = continuation.request, continuation.request.identity
-        if not continuation.keys:
-            self._resumptions.append(Resumption(identity, time.time(), 0, 0, None))
-            return await self.generate(request)
-        chain = await self._coalescer.read_chain.remote(continuation, self._weight_version)
-        if isinstance(chain, ChainRefusal):
-            logger.warning("call %s is regenerated: %s: %s", identity, chain.reason, chain.cause)
-            self._resumptions.append(Resumption(identity, time.time(), 0, len(continuation.keys), chain))
+        chain: Chain | ChainRefusal | None = None
+        if continuation.keys:
+            chain = await self._coalescer.read_chain.remote(continuation, self._weight_version)
+        self._note_resumption(continuation, chain)
+        await self._require(fingerprint)
+        if not isinstance(chain, Chain):
             await self._coordinator.begin.remote(identity)
             return await self._run_call(request, None, mode, chain)
-        self._resumptions.append(Resumption(identity, time.time(), continuation.tokens, len(continuation.keys), None))
         await self._coordinator.adopt.remote(continuation, chain)
         prefix = _prefix(chain)
         if continuation.finish_reason is not None or continuation.remaining_max_tokens == 0:
@@ -174,12 +179,22 @@ class GenerationWorker:
         await asyncio.to_thread(self._thread.join)
         await self._client.close()
 
+    def _note_resumption(self, continuation: Continuation, chain: Chain | ChainRefusal | None) -> None:
+        refusal = chain if isinstance(chain, ChainRefusal) else None
+        if refusal is not None:
+            logger.warning("a call is regenerated: %s: %s", refusal.reason, refusal.cause)
+        tokens = len(chain) if isinstance(chain, Chain) else 0
+        identity = continuation.request.identity
+        self._resumptions.append(Resumption(identity, time.time(), tokens, len(continuation.keys), refusal))
+
+    async def _require(self, fingerprint: Mapping[str, Any] | None) -> None:
+        if fingerprint is not None:
+            require_fingerprint(fingerprint, asdict(await self.ready()), "the checkpoint")
+
     async def _run_call(
         self, request: GenerationRequest, prefix: Tokens | None, mode: ResumeMode, refusal: ChainRefusal | None = None
     ) -> Completion:
         identity = request.identity
-        if self._failure is not None:
-            raise self._failure
         call = self._calls[identity] = _ActiveCall(prefix, self._event_loop.create_future())
 
         def start(engine: Engine) -> None:
@@ -189,6 +204,8 @@ class GenerationWorker:
                 self._event_loop.call_soon_threadsafe(self._end_with_error, identity, error)
 
         self._commands.put(start)
+        if self._failure is not None:
+            self._end_with_error(identity, self._failure)
         try:
             reason = await call.ended
         except RegraftError:

@@ -12,7 +12,7 @@ Costs: O(1) per row and field let go, whatever the number of rows or blocks that
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +57,7 @@ class Block:
     unit: str
     rows: int
     layout: Layout
-    shapes: list[ShapeKeys]
+    shapes: Sequence[ShapeKeys]
     live: int
 
 

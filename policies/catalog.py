@@ -1,7 +1,7 @@
 """The catalog: everything the controller knows, and every operation on it.
 
-It owns the partitions, the units, the block table, the batch ids that were applied and the deadlines of what is parked.
-One thread calls it, one operation at a time, with ``now`` where time matters; whatever an operation starts, it finishes.
+It owns the partitions, the units, the block table, the batch ids that were applied and what is parked until when.
+One thread calls it, one operation at a time, with ``now`` where time matters; what an operation starts, it finishes.
 
 Rules:
 
@@ -13,9 +13,10 @@ Rules:
 4. Keys and partitions that do not exist are no error to a clear; they are reported.
 5. What ends a parked claim or wait is in the answer of the operation that did it (``woken``), in `expire`, or `cancel`.
 
-Costs are those of `policies.partition` and `policies.claims`; remembering a batch id is O(1). Measured on the development
-machine, 20,000 to 300,000 live rows: create–publish–lookup–tag of one row with 16 fields 6 to 8 µs, a publish of 256 rows
-with 16 jagged fields 0.5 ms, removal of 16 rows 3 µs per field.
+Costs are those of `policies.partition` and `policies.claims`; remembering a batch id is O(1). Measured on 2 busy cores
+with 20,000 live rows of 16 fields: publish, lookup and tags of one new row together 10 µs when its shapes were seen
+before and 20 µs when all are new, a publish of 256 rows 0.1 ms (0.6 ms when all their lengths differ), removal of 16
+rows 3 to 6 µs per field.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Published(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """``removed`` rows went; ``unknown`` keys were not there. ``woken``: requests that parked in a dropped partition."""
+    """``removed`` rows went; ``unknown`` keys were not there. ``woken``: requests parked in a dropped partition."""
 
     removed: int
     unknown: tuple[str, ...]
@@ -106,7 +107,7 @@ class Catalog:
             partition.expected = expected_rows
 
     def publish(self, publication: Publication, now: float) -> Published:
-        """Make a block's rows visible, all of them or none. ``now`` in seconds: what is due by then is left to `expire`.
+        """Make a block's rows visible, all or none. ``now`` in seconds: what is due by then is left to `expire`.
 
         New fields begin, fields that a row had before are replaced and their old positions freed, tags are merged. A
         publication without fields sets tags only, and its block is freed at once. Raises `Refused` or one of its

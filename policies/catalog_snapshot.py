@@ -2,10 +2,10 @@
 
 Kept: partitions with their fields, rows, places, tags, tasks and what they have claimed; the batch ids and claims that
 may come again. Not kept: parked requests (whoever asked is gone) and units (a restart has new ones; blocks are bound to
-those that loaded them). Shape counts, readiness and live rows are counted anew from the places, so they agree with them.
+those that loaded them). Shape counts, readiness and live rows are counted anew from the places, and so agree with them.
 
 Arrays are ``{"dtype": name, "data": little-endian bytes}``; sets of fields or tasks are listed once and numbered, so
-their number is not bounded by a word. Cost: O(rows) of Python both ways, and O(rows × fields) to count shapes anew.
+their number is not bounded by a word. Cost: O(rows) of Python both ways, and O(rows * fields) to count shapes anew.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules, all in this file:
 
-1. A task is given a row once. Rows are offered in the order in which they arrived; a claim is given all it asked for, or
-   nothing.
+1. A task is given a row once. Rows are offered in the order in which they arrived; a claim is given all it asked for,
+   or nothing.
 2. A claim or wait that cannot be answered is parked. It is answered by the operation that completes it, by its
    deadline, or when its partition goes; it never stands in another request's way, so of several parked claims each
    is tried in the order in which they were parked.
@@ -271,8 +271,8 @@ class Consumers:
         """A parked request is parked no more."""
         parked = self._parked.pop(claim_id)
         if isinstance(parked, _ParkedClaim):
-            counts = [p.request.count for p in self._parked.values() if _claims_from(p, parked.watch)]
-            parked.watch.smallest = min(counts, default=NO_CLAIM)
+            claims = [p for p in self._parked.values() if isinstance(p, _ParkedClaim) and p.watch is parked.watch]
+            parked.watch.smallest = min([claim.request.count for claim in claims], default=NO_CLAIM)
             return
         for key in set(parked.request.keys):
             waits = self._waits[key]
@@ -294,10 +294,6 @@ class Consumers:
             row.claimed &= ~task.bit
         for watch in task.watches.values():
             _refill(watch, rows)
-
-
-def _claims_from(parked: _ParkedClaim | _ParkedWait, watch: Watch) -> bool:
-    return isinstance(parked, _ParkedClaim) and parked.watch is watch
 
 
 def _refill(watch: Watch, rows: Iterable[Row]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,7 +94,15 @@ def publication_from_plain(plain: Mapping[str, Any]) -> Publication:
 
 def _schema_from_plain(plain: Sequence[Any]) -> FieldSchema:
     dtype, shape, lengths = plain
-    return FieldSchema(str(dtype), tuple(map(int, shape)), None if lengths is None else unpack_ints(lengths))
+    if lengths is None:
+        return _dense_schema(dtype, tuple(shape))
+    return FieldSchema(str(dtype), tuple(map(int, shape)), unpack_ints(lengths))
+
+
+@lru_cache(maxsize=4_096)
+def _dense_schema(dtype: Any, shape: tuple[Any, ...]) -> FieldSchema:
+    """Schemas without lengths are shared, so that whoever has seen one knows it by its identity."""
+    return FieldSchema(str(dtype), tuple(map(int, shape)))
 
 
 def located_to_plain(located: Located) -> dict[str, Any]:

@@ -100,16 +100,17 @@ class Manifest:
             raise CheckpointDamaged(f"{where}: {MANIFEST} names files that cannot be its own: {names}")
         return manifest
 
-    def require_fingerprint(self, expected: Mapping[str, Any], where: str) -> None:
-        """Raise `FingerprintMismatch` naming the first field in which the checkpoint and the job differ."""
-        for name in sorted({*expected, *self.fingerprint}):
-            found, asked = self.fingerprint.get(name), expected.get(name)
-            if found != asked:
-                raise FingerprintMismatch(
-                    f"{where} was made with {name} {found!r}, this job has {asked!r}; resume it with the job that made "
-                    "it, or start without a checkpoint",
-                    field=name,
-                )
+
+def require_fingerprint(found: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
+    """Raise `FingerprintMismatch` naming the first field in which the checkpoint ``where`` (``found``) and the job
+    (``expected``) differ."""
+    for name in sorted({*expected, *found}):
+        if found.get(name) != expected.get(name):
+            raise FingerprintMismatch(
+                f"{where} was made with {name} {found.get(name)!r}, this job has {expected.get(name)!r}; resume it "
+                "with the job that made it, or start without a checkpoint",
+                field=name,
+            )
 
 
 def first_damage(manifest: Manifest, sizes: Mapping[str, int | None]) -> str | None:

@@ -1,20 +1,20 @@
 """One partition's table: its rows, their fields, tags and readers.
 
-Layout, and why. What a controller does most is one row at a time, and there an element of a numpy array costs 60 to
-100 ns where a slot of an object costs 10 to 20; and all fields of a put lie at one position of one block. So the table
-is a dict from key to `Row`, a row points at the block of its put (not at 16 entries, one per field), and readiness is an
-integer with one bit per field: "has all of these" is one ``&``. Where whole batches are counted, the work is numpy's and
-C's: shapes of a batch are one vector addition and one counting pass per field. There are no row numbers, so there is
-nothing to reuse wrongly: a cleared row's object is dead, and its key's next row is another one.
+Layout, and why. What a controller does most is one row at a time, and there an element of a numpy array costs 60 ns
+where a slot of an object costs 10; and all fields of a put lie at one position of one block. So the table is a dict
+from key to `Row`, a row points at the block of its put (not at 16 entries, one per field), and readiness is an integer
+with one bit per field: "has all of these" is one ``&``. The shapes of a batch are numbered by one addition per field.
+There are no row numbers, so there is nothing to reuse wrongly: a cleared row's object is dead, and its key's next row
+is another one.
 
 Rules:
 
 1. `admit` checks a publication and changes nothing; `apply` cannot fail. So a publish is all or nothing.
 2. Fields come and rows go only through `apply` and `clear`, which tell the partition's readers (`policies.claims`).
-3. A field has one dtype from its first value until the partition goes. A declared partition has its declared fields only.
+3. A field has one dtype from its first value until the partition goes. A declared partition has no other fields.
 
-Costs: lookup, clear and tag O(1) per row (and per field of a cleared row); publish O(fields) per batch and O(1) per row
-in Python, O(1) per row and jagged field in C. None depends on the number of rows that live.
+Costs: lookup, clear and tag O(1) per row (and per field of a cleared row); publish O(fields) per batch, O(1) per row,
+and O(1) per row of each field whose rows differ in shape. None depends on the number of rows that live.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ from policies.dtypes import storage_dtype
 from policies.errors import DtypeConflict, DuplicateKey, Refused, UnknownField, WireError
 from policies.locations import FieldSchema, Located, Publication, Read
 from policies.rows import Row
-from policies.shapes import ShapeCounts, ShapeKeys, Shapes, add_rows, uniform
+from policies.shapes import ShapeKeys, Shapes, add_rows, uniform
 from policies.where import predicate
 
 REMEMBERED_LOOKUPS = 1_024
 """Lists of fields whose mask is kept at hand."""
+
+REMEMBERED_SCHEMAS = 1_024
+"""Fields without lengths that were looked through and are kept at hand."""
 
 
 class Partition:
@@ -55,33 +58,48 @@ class Partition:
         self._layouts: dict[tuple[str, ...], Layout] = {}
         self._masks: dict[int, int] = {}
         self._names: dict[int, tuple[str, ...]] = {}
+        self._admitted: dict[tuple[FieldSchema, ...], tuple[tuple[str, ...], Sequence[ShapeKeys]]] = {}
         self._lookups: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {}
         for field, dtype in (declared or {}).items():
             self.add_field(field, dtype, declared=True)
 
     def add_field(self, name: str, dtype: str | None, declared: bool = False) -> Field:
-        field = self.fields[name] = Field(name, 1 << len(self.fields), dtype, declared, ShapeCounts())
+        field = self.fields[name] = Field(name, 1 << len(self.fields), dtype, declared, {})
         return field
 
-    def admit(self, publication: Publication) -> list[ShapeKeys]:
-        """The shape numbers of every field of the publication. Raises a `Refused` that says what is wrong with it."""
+    def admit(self, publication: Publication) -> Sequence[ShapeKeys]:
+        """The shape numbers of every field of the publication. Raises a `Refused` that says what is wrong with it.
+
+        A publication made of the same schema objects as one before it (`publication_from_plain` shares them) is not
+        looked through again. What is admitted must be applied before anything else is.
+        """
         keys, rows = publication.keys, len(publication.keys)
         if rows != 1:
             self._check_keys(keys)
         if publication.tags is not None and len(publication.tags) != rows:
             raise Refused(f"{len(publication.tags)} tags came for {rows} keys of partition {self.name!r}")
+        fields = publication.fields
+        schemas = tuple(fields.values())
+        admitted = self._admitted.get(schemas)
+        if admitted is not None and admitted[0] == tuple(fields):
+            return admitted[1]
         shapes: list[ShapeKeys] = []
-        known, number, name = self.fields, self._shapes.keys, ""
+        known, number, name, dense = self.fields, self._shapes.keys, "", True
         try:
-            for name, schema in publication.fields.items():
+            for name, schema in fields.items():
                 field = known.get(name)
                 if field is None or field.dtype != schema.dtype:
                     self._check_dtype(name, field, schema)
+                dense = dense and schema.lengths is None
                 shapes.append(number(schema.shape, schema.lengths, rows))
         except Refused as error:
             where = f"partition {self.name!r}, field {name!r}, rows of key {keys[0]!r} and {rows - 1} more"
             details = {**error.details, "field": name, "key": keys[0]}
             raise type(error)(f"{where}: {error.message}", **details) from None
+        if dense:
+            if len(self._admitted) >= REMEMBERED_SCHEMAS:
+                self._admitted.clear()
+            self._admitted[schemas] = (tuple(fields), shapes)
         return shapes
 
     def _check_keys(self, keys: Sequence[str]) -> None:
@@ -293,7 +311,7 @@ class Partition:
                     add_rows([field.counts], [numbers if isinstance(numbers, int) else int(numbers[position])], 1)
 
     def describe(self) -> dict[str, Any]:
-        """Plain: fields with dtype, uniform row shape (None: rows differ, or there are none) and rows; tasks; counts."""
+        """Plain: fields with dtype, rows and row shape (None: rows differ, or there are none); tasks; counts."""
         fields = {}
         for field in self.fields.values():
             shape = uniform(field.counts)

@@ -12,7 +12,6 @@ where a dimension other than the first is jagged). The same row shape has the sa
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -31,7 +30,7 @@ REMEMBERED_SHAPES = 4_096
 ShapeKeys = int | NDArray[np.int64]
 """The shape numbers of a block's rows in one field: one for all of them, or int64 ``(rows,)``."""
 
-ShapeCounts = Counter[int]
+ShapeCounts = dict[int, int]
 """Shape number → live rows of one field; a shape without live rows has no entry."""
 
 
@@ -51,7 +50,7 @@ class Shapes:
 
     def keys(self, shape: tuple[int, ...], lengths: NDArray[np.int64] | None, rows: int) -> ShapeKeys:
         """The shape numbers of ``rows`` rows of a column with row shape ``shape`` (`JAGGED` in at most one place) and
-        ``lengths`` int64 ``(rows,)`` of that dimension; ``rows`` ≥ 1. Raises `Refused` when these do not belong together."""
+        ``lengths`` int64 ``(rows,)`` of that dimension; ``rows`` ≥ 1. `Refused` when these do not belong together."""
         if lengths is None:
             key = self._whole.get(shape)
             if key is not None:
@@ -99,15 +98,14 @@ class Shapes:
 
 
 def add_rows(counts: Sequence[ShapeCounts], numbers: Sequence[ShapeKeys], rows: int) -> None:
-    """``rows`` rows of a block came: field i counts them under ``numbers[i]``.
-
-    O(1) per field whose rows share one shape, else one pass over the rows in C.
-    """
+    """``rows`` rows of a block came: field i counts them under ``numbers[i]``. O(1) per field whose rows share one
+    shape, else O(rows)."""
     for count, keys in zip(counts, numbers, strict=True):
         if type(keys) is int:
             count[keys] = count.get(keys, 0) + rows
         else:
-            count.update(cast(NDArray[np.int64], keys).tolist())
+            for key in cast(NDArray[np.int64], keys).tolist():
+                count[key] = count.get(key, 0) + 1
 
 
 def remove_rows(counts: Sequence[ShapeCounts], numbers: Sequence[ShapeKeys], positions: NDArray[np.int64]) -> None:

@@ -210,9 +210,7 @@ class CatalogMachine(RuleBasedStateMachine):
     def publish_again(self, data: st.DataObject, new_block: bool) -> None:
         first, refusal = self.batches[data.draw(st.sampled_from(sorted(self.batches)))]
         block = next(self.numbers) if new_block else first.block
-        again = Publication(
-            first.batch_id, first.unit, block, first.partition, first.keys, first.fields, first.tags
-        )
+        again = Publication(first.batch_id, first.unit, block, first.partition, first.keys, first.fields, first.tags)
         self.repeated += 1
         if refusal is not None:
             with pytest.raises(refusal):

@@ -10,7 +10,7 @@ import pytest
 
 from actors.checkpoint_files import PartialCheckpoint, StoredCheckpoint
 from policies.errors import CheckpointDamaged, CheckpointError, CheckpointMissing, FingerprintMismatch
-from policies.manifest import CONTROLLER_FILE, JOB_FILE, MANIFEST, FileEntry
+from policies.manifest import CONTROLLER_FILE, JOB_FILE, MANIFEST, FileEntry, require_fingerprint
 
 
 def save(root: Path, job: dict[str, int], model: str = "m") -> Path:
@@ -106,12 +106,12 @@ def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
 
 def test_another_job_is_refused_by_the_name_of_the_field(tmp_path: Path) -> None:
     stored = StoredCheckpoint.open(save(tmp_path, {}, model="llama"))
-    stored.manifest.require_fingerprint({"model": "llama"}, "here")
+    require_fingerprint(stored.manifest.fingerprint, {"model": "llama"}, "here")
     with pytest.raises(FingerprintMismatch, match="model 'llama', this job has 'qwen'") as raised:
-        stored.manifest.require_fingerprint({"model": "qwen"}, "here")
+        require_fingerprint(stored.manifest.fingerprint, {"model": "qwen"}, "here")
     assert raised.value.details["field"] == "model"
     with pytest.raises(FingerprintMismatch, match="tokenizer None"):
-        stored.manifest.require_fingerprint({"model": "llama", "tokenizer": "t"}, "here")
+        require_fingerprint(stored.manifest.fingerprint, {"model": "llama", "tokenizer": "t"}, "here")
 
 
 def test_a_schema_of_the_future_is_refused(tmp_path: Path) -> None:

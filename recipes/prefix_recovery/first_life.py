@@ -45,7 +45,7 @@ async def _reference(job: Job) -> None:
     calls = [_generate(job.leader_of(i), request) for i, request in enumerate(requests)]
     completions = await job.run("reference", calls)
     events.emit(events.Phase(name="reference", state="end"))
-    job.save_rows(completions, Path(job.plan.reference))
+    await job.save_rows(completions, Path(job.plan.reference))
     job.client.clear(TRAIN, [completion.key for completion in completions])
 
 
@@ -78,7 +78,7 @@ class _Cutting:
         for number in range(plan.cuts):
             await self._reach(plan.cut_after + number * plan.cut_gap)
             receipts = await self._cut(number)
-        self._save(receipts)
+        await self._save(receipts)
         for leader in self._job.leaders:
             await leader.coordinator.resume_cleanup.remote()
 
@@ -112,13 +112,14 @@ class _Cutting:
         events.emit(_cut_event(number, began, time.time(), receipts, acknowledged))
         return receipts
 
-    def _save(self, receipts: Sequence[Receipt]) -> None:
+    async def _save(self, receipts: Sequence[Receipt]) -> None:
         job, at = self._job, time.time()
         state = {
             "requests": [request.to_plain() for request in self._requests],
             "receipts": [receipt.to_plain() for receipt in receipts],
         }
-        saved = job.plane.save(job.plan.checkpoints, job=state, fingerprint=job.fingerprint())
+        fingerprint = await job.fingerprint()
+        saved = await asyncio.to_thread(job.plane.save, job.plan.checkpoints, job=state, fingerprint=fingerprint)
         events.emit(
             events.Checkpoint(path=str(saved.path), seconds=sum(saved.seconds.values()), bytes=saved.nbytes, at=at)
         )

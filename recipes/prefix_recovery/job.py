@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from actors.client import DataPlaneClient
 from actors.data_plane import DataPlane
-from actors.engines.registry import EngineSpec, fingerprint_of
+from actors.engines.registry import EngineSpec
 from actors.generation_worker import TRAIN, Completion, Resumption
 from actors.leaders import Leader
 from policies.calls import CallIdentity, GenerationRequest
@@ -47,9 +47,7 @@ class Job:
         self.plane = _launch(plan)
         events.emit(events.Cluster(seconds=time.time() - began, processes=1 + self.plane.config.units))
         gpus = 1 if ray.cluster_resources().get("GPU", 0) >= plan.leaders else 0
-        self.leaders = [
-            Leader.start(self.plane.address, self.engine, num_gpus=gpus) for _ in range(plan.leaders)
-        ]
+        self.leaders = [Leader.start(self.plane.address, self.engine, num_gpus=gpus) for _ in range(plan.leaders)]
         self._leaders_began = time.time()
 
     def __enter__(self) -> Job:
@@ -64,9 +62,9 @@ class Job:
     def client(self) -> DataPlaneClient:
         return self.plane.client()
 
-    def fingerprint(self) -> Mapping[str, Any]:
-        """What shapes this job's data; known before the engine is loaded."""
-        return asdict(fingerprint_of(self.engine))
+    async def fingerprint(self) -> Mapping[str, Any]:
+        """What shapes this job's data, as its loaded engine says."""
+        return asdict(await self.leaders[0].worker.ready.remote())
 
     def leader_of(self, index: int) -> Leader:
         return self.leaders[index % len(self.leaders)]
@@ -151,18 +149,16 @@ class Job:
         if resumption.refusal is not None:
             events.emit(events.Refused(call=call, reason=resumption.refusal.reason))
         elif resumption.chunks:
-            events.emit(
-                events.Chain(call=call, tokens=resumption.tokens, at=resumption.at, keys=resumption.chunks)
-            )
+            events.emit(events.Chain(call=call, tokens=resumption.tokens, at=resumption.at, keys=resumption.chunks))
 
-    def save_rows(self, completions: Sequence[Completion], path: Path) -> None:
+    async def save_rows(self, completions: Sequence[Completion], path: Path) -> None:
         """Read finished rows from the plane and write them as one safetensors file."""
         batch = self.client.get(TRAIN, [c.key for c in completions], ["ids", "logprobs"])
         tensors: dict[str, NDArray[Any]] = {}
         for completion, (_, row) in zip(completions, batch.rows(), strict=True):
             for field, values in row.items():
                 tensors[f"{completion.identity.call_id}/{field}"] = np.array(values)
-        save_file(tensors, path, {"fingerprint": events.to_json(dict(self.fingerprint()))})
+        save_file(tensors, path, {"fingerprint": events.to_json(await self.fingerprint())})
 
 
 def _launch(plan: Plan) -> DataPlane:

@@ -20,15 +20,15 @@ from recipes.prefix_recovery.job import Job
 
 async def run(job: Job) -> None:
     began = time.time()
-    stored = job.plane.restore(job.plan.checkpoints, fingerprint=job.fingerprint())
+    stored = job.plane.restore(job.plan.checkpoints)
     finished = _finished_rows(job)
     events.emit(events.Restored(seconds=time.time() - began, rows=_row_count(job)))
     continuations = _continuations(stored.job, finished)
     events.emit(events.Phase(name="resume", state="start"))
-    calls = [_resume(job, index, continuation) for index, continuation in continuations]
+    calls = [_resume(job, index, c, stored.manifest.fingerprint) for index, c in continuations]
     resumed = await job.run("resume", calls, lambda: job.engines_ready())
     events.emit(events.Phase(name="resume", state="end"))
-    job.save_rows([*finished.values(), *resumed], Path(job.plan.rows))
+    await job.save_rows([*finished.values(), *resumed], Path(job.plan.rows))
     events.emit(
         events.Statistics(
             get_calls=sum([(await leader.coalescer.statistics.remote())["gets"] for leader in job.leaders])
@@ -69,6 +69,6 @@ def _continuations(
     return continuations
 
 
-def _resume(job: Job, index: int, continuation: Continuation) -> Any:
+def _resume(job: Job, index: int, continuation: Continuation, fingerprint: Mapping[str, Any]) -> Any:
     worker = job.leader_of(index).worker
-    return lambda: worker.resume.remote(continuation, job.plan.resume)
+    return lambda: worker.resume.remote(continuation, job.plan.resume, fingerprint)
