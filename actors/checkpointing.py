@@ -97,14 +97,17 @@ def _held_units(client: DataPlaneClient) -> Iterator[list[str]]:
                 logger.warning("unit %s was not released after a save: %s", unit, error)
 
 
-def restore_plane(client: DataPlaneClient, path: str | Path, fingerprint: Mapping[str, Any] | None) -> StoredCheckpoint:
-    """Fill an empty plane from the checkpoint at ``path`` (one checkpoint, or a directory of them: the newest whole).
+def restore_plane(
+    client: DataPlaneClient, checkpoint: StoredCheckpoint | str | Path, fingerprint: Mapping[str, Any] | None
+) -> StoredCheckpoint:
+    """Fill an empty plane from a checkpoint: one that was opened, or the path of one or of a directory of them (then
+    the newest whole one).
 
     Everything is verified before the plane is touched; with ``fingerprint`` None the caller compares the manifest's
     itself. Raises `CheckpointMissing`, `CheckpointDamaged`,
     `FingerprintMismatch`, or `Refused` when the plane already holds rows.
     """
-    stored = StoredCheckpoint.open(path)
+    stored = checkpoint if isinstance(checkpoint, StoredCheckpoint) else StoredCheckpoint.open(checkpoint)
     if fingerprint is not None:
         require_fingerprint(stored.manifest.fingerprint, fingerprint, str(stored.path))
     held = sorted(client.describe()["partitions"])

@@ -101,9 +101,11 @@ class DataPlane:
         """Write a checkpoint of the whole plane under ``directory``; see `actors.checkpointing.save_plane`."""
         return save_plane(self.client(), directory, job or {}, fingerprint or {}, checkpoint_id or uuid.uuid4().hex)
 
-    def restore(self, path: str | Path, *, fingerprint: Mapping[str, Any] | None = None) -> StoredCheckpoint:
+    def restore(
+        self, checkpoint: StoredCheckpoint | str | Path, *, fingerprint: Mapping[str, Any] | None = None
+    ) -> StoredCheckpoint:
         """Fill this plane, which must be empty, from a checkpoint; see `actors.checkpointing.restore_plane`."""
-        return restore_plane(self.client(), path, fingerprint)
+        return restore_plane(self.client(), checkpoint, fingerprint)
 
     def close(self) -> None:
         """Close the client and, where this object launched them, end the plane's actors (and the Ray it started)."""

@@ -21,7 +21,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from recipes.prefix_recovery import events
-from recipes.prefix_recovery.plan import PlannedCall, Plan
+from recipes.prefix_recovery.plan import Plan, PlannedCall
 
 MODES = (
     "good", "mismatch", "missing", "refuse", "malformed", "dies", "error", "second_dies", "hang", "other_model",

@@ -281,6 +281,37 @@ def test_each_parked_request_times_out_alone() -> None:
     assert [a.claim_id for a in put(catalog, ["a"], now=2.0).woken] == ["late"]
 
 
+def test_a_publish_after_its_deadline_gives_a_claim_nothing() -> None:
+    catalog = open_catalog()
+    assert claim(catalog, 1, deadline=1.0) is None
+    assert put(catalog, ["a"], now=1.0).woken == ()
+    (answer,) = catalog.expire(1.0)
+    assert answer.timed_out and claimed(catalog, 1) == ("a",)
+
+
+def test_a_row_whose_field_is_put_again_is_offered_once() -> None:
+    catalog = open_catalog()
+    assert claimed(catalog, 1) == ()
+    put(catalog, ["a"])
+    put(catalog, ["a"], BOTH)
+    assert claimed(catalog, 2) == ()
+    assert claimed(catalog, 1) == ("a",)
+    put(catalog, ["a"])
+    assert claimed(catalog, 1) == ()
+
+
+def test_a_task_that_asks_for_several_sets_of_fields_is_given_a_row_once() -> None:
+    catalog = open_catalog()
+    both = ClaimRequest("both", "train", "actor", ("lp", "ids"), 2, 9.0)
+    assert catalog.claim(both, 0.0) is None
+    put(catalog, ["a"])
+    assert claimed(catalog, 1) == ("a",)
+    assert put(catalog, ["a"], BOTH).woken == ()
+    assert put(catalog, ["b"], BOTH).woken == ()
+    assert [answer.keys for answer in put(catalog, ["c"], BOTH).woken] == [("b", "c")]
+    assert claimed(catalog, 1) == ()
+
+
 def test_a_wait_whose_key_is_cleared_meanwhile_waits_for_it_again() -> None:
     catalog = open_catalog()
     assert catalog.wait(WaitRequest("w", "train", ("a", "b", "a"), ("ids",), 9.0), 0.0) is None

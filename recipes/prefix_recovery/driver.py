@@ -9,17 +9,15 @@ output (see `recipes.prefix_recovery.events`); its log goes to standard error.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import sys
 from pathlib import Path
 
 from policies.errors import RegraftError
 from recipes.prefix_recovery import events, first_life, second_life
-from recipes.prefix_recovery.job import Job
 from recipes.prefix_recovery.plan import Plan
 
-LIVES = {"first": first_life.run, "second": second_life.run}
+LIVES = {"first": first_life.live, "second": second_life.live}
 
 
 def main() -> int:
@@ -28,11 +26,14 @@ def main() -> int:
     parser.add_argument("--plan", required=True, type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    events.reserve_output()
     try:
-        with Job(Plan.read(arguments.plan)) as job:
-            asyncio.run(LIVES[arguments.life](job))
-    except RegraftError as error:
-        events.emit(events.Error(message=error.message, kind=type(error).__name__))
+        LIVES[arguments.life](Plan.read(arguments.plan))
+    except Exception as error:
+        if not isinstance(error, RegraftError):
+            logging.exception("this life of the job ends")
+        cause = getattr(error, "cause", None) or error  # what an actor raised, without Ray's account of where
+        events.emit(events.Error(message=str(cause), kind=type(cause).__name__))
         return 1
     return 0
 

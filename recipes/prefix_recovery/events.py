@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -184,11 +185,21 @@ def to_line(event: Event) -> str:
     return to_json({"event": _NAMES[type(event)], **dataclasses.asdict(event)}) + "\n"
 
 
-def emit(event: Event, stream: TextIO | None = None) -> None:
-    """Write the event and flush it, by default to standard output. A reader that has gone is a `BrokenPipeError`."""
-    stream = sys.stdout if stream is None else stream
-    stream.write(to_line(event))
-    stream.flush()
+_output: TextIO = sys.stdout
+
+
+def reserve_output() -> None:
+    """Keep standard output for events: what else this process writes to it, or a library it uses, goes to standard
+    error from now on."""
+    global _output
+    _output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+def emit(event: Event) -> None:
+    """Write the event and flush it. A reader that has gone is a `BrokenPipeError`."""
+    _output.write(to_line(event))
+    _output.flush()
 
 
 def parse(line: str) -> Event:
@@ -197,9 +208,9 @@ def parse(line: str) -> Event:
         plain = json.loads(line)
     except ValueError as error:
         raise _malformed(line, f"it is not JSON ({error})") from error
-    if not isinstance(plain, dict) or plain.get("event") not in _CLASSES:
+    if not isinstance(plain, dict) or str(plain.get("event")) not in _CLASSES:
         raise _malformed(line, f'it must be an object whose "event" is one of {", ".join(sorted(_CLASSES))}')
-    cls = _CLASSES[plain.pop("event")]
+    cls = _CLASSES[str(plain.pop("event"))]
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for name, value in plain.items():
         if name not in fields:

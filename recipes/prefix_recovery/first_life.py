@@ -18,8 +18,10 @@ from policies.calls import CallIdentity, GenerationRequest
 from policies.errors import RegraftError
 from policies.receipts import DURABLE_FAILURE, DURABLE_PREFIX, Acknowledgement, Inventory, Receipt
 from recipes.prefix_recovery import events
-from recipes.prefix_recovery.job import POLL_S, REFERENCE_ROLLOUT, Job
+from recipes.prefix_recovery.job import POLL_S, Job
+from recipes.prefix_recovery.plan import Plan
 
+REFERENCE_ROLLOUT = "reference"
 ROLLOUT = "r0"
 
 
@@ -27,7 +29,12 @@ class NothingToCut(RegraftError):
     """Every call had ended before it could be cut."""
 
 
-async def run(job: Job) -> None:
+def live(plan: Plan) -> None:
+    with Job(plan) as job:
+        asyncio.run(_live(job))
+
+
+async def _live(job: Job) -> None:
     await job.engines_ready()
     await _reference(job)
     requests = await job.requests(ROLLOUT)
@@ -91,8 +98,8 @@ class _Cutting:
             await asyncio.sleep(POLL_S / 2)
         if not self._active():
             raise NothingToCut(
-                f"every call had ended before it had {tokens} tokens, so there was nothing left to cut; choose a smaller "
-                "--cut-after or a larger --max-tokens"
+                f"every call had ended before it had {tokens} tokens, so there was nothing left to cut; choose a "
+                "smaller --cut-after or a larger --max-tokens"
             )
 
     async def _cut(self, number: int) -> list[Receipt]:

@@ -32,7 +32,6 @@ from recipes.prefix_recovery.plan import Plan
 
 POLL_S = 0.1
 OBJECT_STORE_BYTES = 200 << 20
-REFERENCE_ROLLOUT = "reference"
 
 
 class Job:

@@ -59,7 +59,9 @@ class LiveView:
 
     def say(self, text: str, style: str = "") -> None:
         """One line about something that has happened."""
-        self._console.print(f"[{self._now() - self._began:6.1f} s] {text}", style=style, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            f"[{self._now() - self._began:6.1f} s] {text}", style=style, markup=False, highlight=False, soft_wrap=True
+        )
 
     def show(self, event: Event) -> None:
         """Tell of an event that the record has just taken in."""

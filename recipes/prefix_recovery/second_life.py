@@ -11,22 +11,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.checkpoint_files import StoredCheckpoint
 from actors.generation_worker import TRAIN, Completion
 from policies.calls import CallIdentity, GenerationRequest
 from policies.receipts import Continuation, Receipt
 from recipes.prefix_recovery import events
 from recipes.prefix_recovery.job import Job
+from recipes.prefix_recovery.plan import Plan
 
 
-async def run(job: Job) -> None:
+def live(plan: Plan) -> None:
+    stored = StoredCheckpoint.open(plan.checkpoints)
+    with Job(plan) as job:
+        asyncio.run(_live(job, stored))
+
+
+async def _live(job: Job, stored: StoredCheckpoint) -> None:
     began = time.time()
-    stored = job.plane.restore(job.plan.checkpoints)
+    job.plane.restore(stored)
     finished = _finished_rows(job)
     events.emit(events.Restored(seconds=time.time() - began, rows=_row_count(job)))
     continuations = _continuations(stored.job, finished)
     events.emit(events.Phase(name="resume", state="start"))
     calls = [_resume(job, index, c, stored.manifest.fingerprint) for index, c in continuations]
-    resumed = await job.run("resume", calls, lambda: job.engines_ready())
+    resumed = await job.run("resume", calls, job.engines_ready)
     events.emit(events.Phase(name="resume", state="end"))
     await job.save_rows([*finished.values(), *resumed], Path(job.plan.rows))
     events.emit(
