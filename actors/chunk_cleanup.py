@@ -23,13 +23,12 @@ logger = logging.getLogger(__name__)
 BATCH_KEYS: Final = 1024
 CAPACITY_KEYS: Final = 65_536
 ATTEMPTS: Final = 5
+RETRY_AFTER_S: Final = 1.0
 
 
 class ChunkCleanup:
-    """``retry_after_s``: pause after a clear that failed."""
-
-    def __init__(self, plane: Plane, partition: str, retry_after_s: float = 1.0) -> None:
-        self._plane, self._partition, self._retry_after_s = plane, partition, retry_after_s
+    def __init__(self, plane: Plane, partition: str) -> None:
+        self._plane, self._partition = plane, partition
         self._waiting: deque[tuple[str, int]] = deque()  # (key, attempts made)
         self._task: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()
@@ -93,7 +92,7 @@ class ChunkCleanup:
         while self._waiting and not self._paused:
             batch = [self._waiting.popleft() for _ in range(min(BATCH_KEYS, len(self._waiting)))]
             if not await self._clear(batch) and not self._closing:
-                await asyncio.sleep(self._retry_after_s)
+                await asyncio.sleep(RETRY_AFTER_S)
 
     async def _clear(self, batch: list[tuple[str, int]]) -> bool:
         self._busy = True

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgpack
-import ray.util
 from numpy.typing import NDArray
+from ray.util import get_node_ip_address
 
 from actors.client import PlaneAddress
 from actors.wire.connection import Connection, Outcome
@@ -65,7 +65,7 @@ class PatchedController:
             "snapshot": self._snapshot,
             "restore": self._restore,
         }
-        self._server = Server(self._loop, host or ray.util.get_node_ip_address(), secret, handlers, max_frame_bytes)
+        self._server = Server(self._loop, host or get_node_ip_address(), secret, handlers, max_frame_bytes)
         self._loop.start()
 
     def address(self) -> PlaneAddress:

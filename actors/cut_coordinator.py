@@ -210,7 +210,11 @@ class CutCoordinator:
         """Runs when the cut has ended, also when nobody waits for it any more."""
         self._run = self._task = None
         self._counts["cuts"] += 1
-        if task.cancelled() or task.exception() is not None or transaction.interrupted:
+        if task.cancelled() or task.exception() is not None:
+            for capture in self._table.captures():
+                capture.thaw()
+            return
+        if transaction.interrupted:
             return
         self._receipts[question] = task.result()
         if len(self._receipts) > REMEMBERED_RECEIPTS:

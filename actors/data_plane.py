@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.checkpoint_files import StoredCheckpoint
 from actors.checkpointing import SavedCheckpoint, restore_plane, save_plane
@@ -129,7 +130,7 @@ def _start_actors(config: PlaneConfig, name: str) -> tuple[PlaneAddress, list[An
         actors.append(controller)
         incarnations = secrets.SystemRandom().sample(range(1 << 31), config.units)
         units = {
-            f"u{i}": UnitActor.options(num_cpus=config.unit_cpus, scheduling_strategy="SPREAD").remote(
+            f"u{i}": UnitActor.options(num_cpus=config.unit_cpus, scheduling_strategy=_strategy(config)).remote(
                 f"u{i}", incarnations[i], host, secret, config.unit_capacity_bytes, config.max_frame_bytes
             )
             for i in range(config.units)
@@ -157,6 +158,12 @@ def _start_actors(config: PlaneConfig, name: str) -> tuple[PlaneAddress, list[An
         _kill(actors)
         raise
     return address, actors
+
+
+def _strategy(config: PlaneConfig) -> Any:
+    if config.unit_placement == "spread":
+        return "SPREAD"
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def _kill(actors: Sequence[Any]) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 from actors.client import AsyncDataPlaneClient, PlaneAddress
 from actors.engines.contract import Engine, EngineFingerprint, ResumeMode
 from actors.engines.registry import EngineSpec, build_engine
+from actors.plane_protocol import STAGING
 from policies.calls import CallIdentity, GenerationRequest, StepDelta, Tokens
 from policies.chain import Chain, ChainRefusal
 from policies.columns import Column
@@ -146,7 +147,9 @@ class GenerationWorker:
         await self._require(fingerprint)
         if not isinstance(chain, Chain):
             await self._coordinator.begin.remote(identity)
-            return await self._run_call(request, None, mode, chain)
+            completion = await self._run_call(request, None, mode, chain)
+            await self._client.clear(STAGING, continuation.keys)
+            return completion
         await self._coordinator.adopt.remote(continuation, chain)
         prefix = _prefix(chain)
         if continuation.finish_reason is not None or continuation.remaining_max_tokens == 0:

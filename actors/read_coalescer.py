@@ -185,7 +185,7 @@ class ReadCoalescer:
             errors = {key: error for key in bad if (error := batch.error(key)) is not None}
         except RegraftError as error:
             self._feed(GetFailed(get.number, error, self._clock()))
-        except TimeoutError:
+        except asyncio.TimeoutError:  # a class of its own before Python 3.11
             late = RequestTimeout(f"{len(get.keys)} keys, {get.keys[0]!r} first, were not read within {timeout:g} s")
             self._feed(GetFailed(get.number, late, self._clock()))
         except Exception as error:  # whatever it was, it costs the keys of this read and nothing else

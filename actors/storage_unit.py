@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ray.util import get_node_ip_address
+
 from actors.block_files import read_blocks, write_blocks
 from actors.wire.connection import Connection, Outcome
 from actors.wire.loop import Loop
@@ -30,12 +32,11 @@ PUBLISH_RETRY_S = 0.5
 
 class StorageUnit:
     """``name`` is the unit's name in the plane; ``incarnation`` a number that no other unit of the plane's life has.
-
-    ``start`` opens the server and registers with the controller; until then nobody can reach the unit.
+    ``host`` None binds to this node's own address. Puts are taken in at once and acknowledged after `connect`.
     """
 
     def __init__(
-        self, name: str, incarnation: int, host: str, secret: str, capacity_bytes: int, max_frame_bytes: int
+        self, name: str, incarnation: int, host: str | None, secret: str, capacity_bytes: int, max_frame_bytes: int
     ) -> None:
         self._name, self._secret = name, secret
         self._state = UnitState(name, incarnation, capacity_bytes)
@@ -52,7 +53,7 @@ class StorageUnit:
             "load": self._load,
             "statistics": self._statistics,
         }
-        self._server = Server(self._loop, host, secret, handlers, max_frame_bytes)
+        self._server = Server(self._loop, host or get_node_ip_address(), secret, handlers, max_frame_bytes)
         self._loop.start()
 
     def endpoint(self) -> str:

@@ -238,10 +238,16 @@ class CallCapture:
         self._move(Event.ROLL_BACK)
         self._frozen = None
 
+    def thaw(self) -> None:
+        """Roll back whatever is frozen; for when a cut broke off without saying what became of its chunks."""
+        if self._frozen is not None:
+            self.roll_back(self._frozen)
+
     def finish(self, reason: str) -> Evidence:
         """The call's row is stored elsewhere, so its tokens are not needed any more. ``reason`` counts when the engine
         did not report its end."""
         self._move(Event.FINISH)
+        self._frozen = None
         digest = self._digest.copy()
         digest.update(*(self._buffer[name][: self._length] for name in CHUNK_FIELDS))
         return Evidence(digest.tokens, digest.hexdigest(), self.finish_reason or reason)
@@ -249,6 +255,7 @@ class CallCapture:
     def abort(self) -> Evidence:
         """The call is not wanted any more."""
         self._move(Event.ABORT)
+        self._frozen = None
         return Evidence(self.sealed_tokens, self.digest(), None)
 
     def poison(self, cause: str) -> None:
@@ -280,9 +287,11 @@ class CallCapture:
             return None
         if self.finish_reason is not None:
             return f"{len(ids)} tokens came after it had ended with {self.finish_reason!r}"
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
-            return f"token ids {ids.min()}..{ids.max()} lie outside the vocabulary 0..{self._vocab_size - 1}"
-        if versions[0] < self._newest or (versions[1:] < versions[:-1]).any() or versions[-1] > _INT32_MAX:
+        lowest, highest = _range(ids)
+        if lowest < 0 or highest >= self._vocab_size:
+            return f"token ids {lowest}..{highest} lie outside the vocabulary 0..{self._vocab_size - 1}"
+        falls = len(versions) > 1 and bool((versions[1:] < versions[:-1]).any())
+        if falls or versions[0] < self._newest or versions[-1] > _INT32_MAX:
             return f"weight versions decrease or do not fit: {versions.tolist()[:8]} after {self._newest}"
         return None
 
@@ -301,6 +310,11 @@ class CallCapture:
             self._buffer[name] = old[count : self._length].copy()
         self._length -= count
         self._cut_at -= count
+
+
+def _range(ids: NDArray[Any]) -> tuple[int, int]:
+    """Least and greatest id; nearly always there is one only, and then no reduction is worth its overhead."""
+    return (int(ids[0]), int(ids[0])) if len(ids) == 1 else (int(ids.min()), int(ids.max()))
 
 
 class CaptureTable:

@@ -72,6 +72,8 @@ class PlaneConfig:
     """How a plane is laid out and how patient its parts are.
 
     ``units``: storage units. ``unit_cpus``: CPUs that Ray reserves for each (they mostly wait, so none by default).
+    ``unit_placement``: ``"spread"`` puts them on as many nodes as there are, ``"here"`` all on the node of the process
+    that launches the plane, where a checkpoint directory without a shared file system lies.
     ``unit_capacity_bytes``: bytes a unit accepts before it refuses with `CapacityExceeded`. ``request_timeout_s``:
     default deadline of a client request. ``launch_timeout_s``: how long `DataPlane.launch` waits for its actors to be
     scheduled. ``max_frame_bytes``: largest frame a peer accepts. ``strict_partitions``: when set, only partitions
@@ -80,6 +82,7 @@ class PlaneConfig:
 
     units: int = 2
     unit_cpus: float = 0.0
+    unit_placement: str = "spread"
     unit_capacity_bytes: int = 8 << 30
     request_timeout_s: float = 30.0
     launch_timeout_s: float = 60.0
@@ -91,6 +94,7 @@ class PlaneConfig:
     def __post_init__(self) -> None:
         for name in ("units", "unit_capacity_bytes", "max_frame_bytes"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
+        _require(self, "unit_placement", self.unit_placement in ("spread", "here"), "'spread' or 'here'")
         _require(self, "unit_cpus", self.unit_cpus >= 0, "at least 0")
         for name in ("request_timeout_s", "launch_timeout_s"):
             _require(self, name, getattr(self, name) > 0, "more than 0 seconds")

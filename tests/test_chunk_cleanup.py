@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +15,15 @@ from actors.plane_protocol import STAGING
 from tests.fake_plane import FakePlane
 
 
+@pytest.fixture(autouse=True, scope="module")
+def retries_at_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_cleanup, "RETRY_AFTER_S", 0.0)
+        yield
+
+
 def cleanup(plane: FakePlane) -> ChunkCleanup:
-    return ChunkCleanup(plane, STAGING, retry_after_s=0.0)
+    return ChunkCleanup(plane, STAGING)
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.lists(st.sampled_from(("ok", "fail")), max_size=12))
@@ -63,7 +72,7 @@ async def test_during_a_pause_no_row_goes() -> None:
     assert plane.rows == {}
 
 
-async def test_whoever_schedules_waits_while_the_queue_is_over_its_bound(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_whoever_schedules_waits_while_the_queue_is_over_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_cleanup, "CAPACITY_KEYS", 2)
     plane = FakePlane(clears=["hang"])
     background = cleanup(plane)
@@ -78,7 +87,7 @@ async def test_whoever_schedules_waits_while_the_queue_is_over_its_bound(monkeyp
     await held
 
 
-async def test_a_pause_lets_those_go_who_wait_for_room(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_a_pause_lets_those_go_who_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_cleanup, "CAPACITY_KEYS", 1)
     background = cleanup(FakePlane(clears=["hang"]))
     background.add(["a"])
@@ -91,10 +100,11 @@ async def test_a_pause_lets_those_go_who_wait_for_room(monkeypatch) -> None:  # 
     pausing.cancel()
 
 
-async def test_close_tries_once_and_ends() -> None:
+async def test_close_tries_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     plane = FakePlane(clears=["fail", "fail"])
     plane.rows = {"a": {}}
-    background = ChunkCleanup(plane, STAGING, retry_after_s=3600.0)
+    monkeypatch.setattr(chunk_cleanup, "RETRY_AFTER_S", 3600.0)
+    background = cleanup(plane)
     background.add(["a"])
     for _ in range(10):
         await asyncio.sleep(0)

@@ -31,6 +31,7 @@ def test_a_nested_mapping_loads() -> None:
         ("units: two", "'units' is 'two'"),
         ("units: true", "'units' is True"),
         ("units: 0", "PlaneConfig.units is 0"),
+        ("unit_placement: there", "PlaneConfig.unit_placement is 'there'"),
         ("coalescer: {window_s: -1}", "CoalescerConfig.window_s"),
         ("rollout_recovery: 3", "'rollout_recovery' is 3"),
         ("- 1", "mapping"),

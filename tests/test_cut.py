@@ -50,18 +50,18 @@ FATES = ("ok", "ok", "ok", "fail_before", "fail_after", "wrong_checksum", "wrong
 
 
 class Cuts(RuleBasedStateMachine):
-    @initialize(calls=st.integers(1, 6))
-    def start(self, calls: int) -> None:
+    @initialize(lengths=st.lists(st.integers(1, 4), min_size=3, max_size=8))
+    def start(self, lengths: list[int]) -> None:
         self.table = CaptureTable(vocab_size=10_000)
         self.now = 0.0
         self.store: dict[str, list[int]] = {}
         self.late: set[str] = set()  # keys whose clear failed and that are cleared later
         self.doubted: set[str] = set()  # keys whose put did not get the acknowledgement it should have
         self.flags: dict[CallIdentity, list[bool]] = {}
-        self.known = [CallIdentity(f"r{i % 2}", f"c{i}") for i in range(calls)]
-        for identity in self.known:
-            self.table.add(identity)
-            self.flags[identity] = []
+        self.known: list[CallIdentity] = []
+        self.tries: dict[tuple[CallIdentity, int], int] = {}  # puts of a chunk in this cut
+        for length in lengths:
+            self.begin([True] * length)
         self.cut: CutTransaction | None = None
         self.puts: dict[int, StageBatch] = {}
         self.clears: dict[int, ClearKeys] = {}
@@ -69,9 +69,16 @@ class Cuts(RuleBasedStateMachine):
 
     # What engines and workers do, at any moment.
 
-    @rule(data=st.data(), flags=st.lists(st.booleans(), min_size=1, max_size=5))
-    def observe(self, data: st.DataObject, flags: list[bool]) -> None:
-        for identity in data.draw(st.lists(st.sampled_from(self.known), unique=True), label="calls"):
+    @rule(flags=st.lists(st.booleans(), max_size=4))
+    def begin(self, flags: list[bool]) -> None:
+        identity = CallIdentity(f"r{len(self.known) % 2}", f"c{len(self.known)}")
+        self.table.add(identity).observe(tokens(0, len(flags), cuttable=flags))
+        self.known.append(identity)
+        self.flags[identity] = list(flags)
+
+    @rule(flags=st.lists(st.booleans(), min_size=1, max_size=5))
+    def observe(self, flags: list[bool]) -> None:
+        for identity in self.table.active():
             capture = self.table.get(identity)
             if capture is not None and capture.state is not State.POISONED and capture.finish_reason is None:
                 capture.observe(tokens(len(self.flags[identity]), len(flags), cuttable=flags))
@@ -100,8 +107,11 @@ class Cuts(RuleBasedStateMachine):
     @rule(data=st.data())
     def begin_cut(self, data: st.DataObject) -> None:
         strangers = [CallIdentity("r9", "c9"), CallIdentity("r0", "c1", 7)]
-        calls = data.draw(st.permutations([*self.known, *strangers]), label="inventory")
-        self.inventory = Inventory.of(f"k{self.receipts}", calls[: data.draw(st.integers(0, len(calls)))])
+        calls = [*strangers, *self.known]
+        first = data.draw(st.integers(0, len(calls)), label="first")
+        left_out = data.draw(st.integers(0, 2), label="left out")
+        self.inventory = Inventory.of(f"k{self.receipts}", [*calls[first:], *calls[:first]][left_out:])
+        self.tries.clear()
         self.cut = CutTransaction(self.inventory, self.table, SMALL)
         self.tell(Started(self.now))
 
@@ -156,6 +166,10 @@ class Cuts(RuleBasedStateMachine):
             assert self.now <= self.cut.deadline, "a write started after the deadline"
             assert not self.cut.interrupted, "a write started after the interruption"
             self.puts[instruction.number] = instruction
+            for tag in instruction.tags:
+                chunk = CallIdentity(tag["rollout_id"], tag["call_id"]), tag["start"]
+                self.tries[chunk] = self.tries.get(chunk, 0) + 1
+                assert self.tries[chunk] <= 2, "a row was put more often than in its batch and alone"
             lengths = [len(row) for row in instruction.columns["ids"]]
             assert len(lengths) == 1 or (len(lengths) <= 3 and sum(lengths) <= 7)  # 7 tokens are 84 bytes
         elif isinstance(instruction, ClearKeys):
@@ -208,6 +222,7 @@ class Cuts(RuleBasedStateMachine):
         self.settle()
         for capture in self.table.captures():
             capture.end("stop")
+        self.tries.clear()
         self.inventory = Inventory.of("last", self.table.active())
         self.cut = CutTransaction(self.inventory, self.table, SMALL)
         self.tell(Started(self.now))
@@ -232,7 +247,7 @@ def honest(stage: StageBatch) -> PutAck:
 
 
 TestCuts = Cuts.TestCase
-TestCuts.settings = settings(max_examples=200, stateful_step_count=40)
+TestCuts.settings = settings(max_examples=200, stateful_step_count=30)
 
 
 # Examples: one reason to fail each.
@@ -368,6 +383,19 @@ def test_a_write_under_way_at_the_deadline_is_sealed_and_the_rest_rolls_back() -
     assert isinstance(delivered, Deliver)
     assert [a.reason for a in delivered.receipt.acknowledgements] == [None] * 6 + ["control_deadline"] * 3
     assert delivered.receipt.numbers["failed_control_deadline"] == 3
+
+
+def test_a_call_that_ends_while_its_chunk_is_written_is_not_said_to_be_whole() -> None:
+    table, calls = table_with(3)
+    cut, [stage] = started(table, calls)
+    capture = table.get(calls[0])
+    assert isinstance(stage, StageBatch) and capture is not None
+    capture.observe(tokens(3, 2))
+    capture.end("stop")
+    [delivered] = cut.handle(PutDone(stage.number, honest(stage), 0.0))
+    assert isinstance(delivered, Deliver)
+    [answer] = delivered.receipt.acknowledgements
+    assert (answer.tokens, answer.finish_reason) == (3, None)
 
 
 def test_an_answer_to_nothing_is_an_error() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors import chunk_cleanup
 from actors.cut_coordinator import CutCoordinator
+from policies import cut as cutting
 from policies.calls import CallIdentity, StepDelta, Tokens
 from policies.chain import Chain, ChainDigest
 from policies.config import RolloutRecoveryConfig
@@ -22,6 +25,13 @@ from tests.generated_tokens import chain, request, tokens
 
 CALLS = tuple(CallIdentity("r0", f"c{i}") for i in range(5))
 SMALL = RolloutRecoveryConfig(generation_prefix_batch_size=2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def retries_at_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_cleanup, "RETRY_AFTER_S", 0.0)
+        yield
 
 
 class Engine:
@@ -67,7 +77,7 @@ async def settled(coordinator: CutCoordinator, plane: FakePlane, engine: Engine)
 def test_nothing_is_lost_doubled_or_left_behind(
     puts: list[str], clears: list[str], cancel_at: list[int], endings: list[tuple[int, str, int]]
 ) -> None:
-    """Invariants 2 to 5 and 7: cuts are cancelled at any turn, puts and clears fail in every way, calls end meanwhile."""
+    """Invariants 2 to 5 and 7: cuts are cancelled at any turn, puts and clears fail in every way, calls end."""
 
     async def scenario() -> None:
         plane = FakePlane(puts, clears)
@@ -88,8 +98,8 @@ def test_nothing_is_lost_doubled_or_left_behind(
             if isinstance(answer, Receipt):
                 assert tuple(a.identity for a in answer.acknowledgements) == CALLS
                 assert await coordinator.cut(inventory) is answer
-        plane._puts = plane._clears = iter(())
-        coordinator._cleanup._retry_after_s = 0.0
+        plane.heal()
+        engine.step()
         await settled(coordinator, plane, engine)
 
     asyncio.run(scenario())
@@ -101,6 +111,8 @@ async def test_decoding_goes_on_during_a_cut_and_the_next_cut_stages_only_what_i
     engine = Engine(coordinator)
     engine.step(3)
     cut = asyncio.ensure_future(coordinator.cut(Inventory.of("a", CALLS)))
+    while not plane.put_keys:
+        await asyncio.sleep(0)
     for _ in range(10):
         await asyncio.sleep(0)
         engine.step()
@@ -161,6 +173,21 @@ async def test_the_deadline_comes_while_a_put_hangs() -> None:
     receipt = await cut
     assert [a.reason for a in receipt.acknowledgements] == [None, None] + ["control_deadline"] * 3
     assert len(plane.put_keys) == 2
+
+
+async def test_a_cut_that_breaks_off_leaves_the_tokens_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plane = FakePlane()
+    coordinator = CutCoordinator(plane, SMALL)
+    engine = Engine(coordinator)
+    engine.step(3)
+
+    def exhausted(columns: object) -> int:
+        raise MemoryError("no room to pack a batch")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(cutting, "block_checksum", exhausted)
+        await coordinator.cut(Inventory.of("a", CALLS))
+    await settled(coordinator, plane, engine)
 
 
 async def test_closing_interrupts_a_cut_and_clears_what_it_wrote() -> None:
@@ -294,10 +321,11 @@ async def test_a_step_whose_lists_disagree_costs_its_calls_only() -> None:
 
 async def test_unexpected_aborts_of_the_engine_are_counted_and_not_sealed_as_complete() -> None:
     """Setting a new weight version aborts what a pause had kept."""
-    coordinator = CutCoordinator(FakePlane(), SMALL)
+    plane = FakePlane()
+    coordinator = CutCoordinator(plane, SMALL)
     engine = Engine(coordinator)
     engine.step(2, dict.fromkeys(CALLS, "abort"))
-    receipt = await settled(coordinator, coordinator._plane, engine)  # type: ignore[arg-type]
+    receipt = await settled(coordinator, plane, engine)
     assert [a.finish_reason for a in receipt.acknowledgements] == [None] * 5
     assert all("abort" in a.cause for a in receipt.acknowledgements)
     assert coordinator.statistics()["unexpected_ends"] == 5

@@ -26,9 +26,7 @@ def test_a_constant_rate_gives_one(
     period: float, offset: float, calls: int, leaders: int, cuts: list[tuple[float, float]]
 ) -> None:
     """Wherever the cuts fall and however coarse the steps are: step boundaries do not quantise the ratio."""
-    steps = [
-        step for i in range(leaders) for step in steady(i, offset + 0.1 * i, int(20 / period) + 2, period, calls)
-    ]
+    steps = [step for i in range(leaders) for step in steady(i, offset + 0.1 * i, int(20 / period) + 2, period, calls)]
     assert decode_during_cut(steps, [(at, at + long) for at, long in cuts]) == pytest.approx(1.0, abs=1e-6)
 
 

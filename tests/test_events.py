@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from policies.errors import WireError
 from recipes.prefix_recovery import events
+
+ROOT = Path(__file__).resolve().parent.parent
 
 texts = st.text(max_size=20)
 counts = st.integers(0, 1 << 40)
@@ -93,7 +97,16 @@ def test_what_is_wrong_is_named(line: str, named: str) -> None:
         events.parse(line)
 
 
-def test_emit_writes_one_whole_line() -> None:
-    stream = io.StringIO()
-    events.emit(events.Restored(seconds=1.0, rows=2, t=3.0), stream)
-    assert stream.getvalue() == '{"event":"restored","t":3.0,"seconds":1.0,"rows":2}\n'
+def test_reserved_output_carries_events_only() -> None:
+    """What else is printed, by Python or by a library below it, goes to standard error."""
+    script = """
+import os, sys
+from recipes.prefix_recovery import events
+events.reserve_output()
+print("from python", flush=True)
+os.write(1, b"from below")
+events.emit(events.Restored(seconds=1.0, rows=2, t=3.0))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout == '{"event":"restored","t":3.0,"seconds":1.0,"rows":2}\n'
+    assert "from python" in ended.stderr and "from below" in ended.stderr

@@ -160,6 +160,9 @@ async def test_a_chain_that_does_not_verify_is_regenerated_and_counted(start: St
     assert (completion.tokens, completion.prefix_tokens) == (400, 0)
     statistics = after.coalescer.statistics()
     assert statistics["refused_wrong_digest"] == 1 and "chains_restored" not in statistics
+    client = AsyncDataPlaneClient(after.plane.address)
+    assert await client.list("staging") == [], "nobody needs the chunks of a refused chain"
+    await client.close()
 
 
 async def test_a_chain_whose_rows_are_gone_is_regenerated(start: Start) -> None:

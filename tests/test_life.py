@@ -61,9 +61,7 @@ def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_the_whole_family_is_killed_and_a_bystander_is_not(
-    tmp_path: Path, bystander: subprocess.Popen[bytes]
-) -> None:
+def test_the_whole_family_is_killed_and_a_bystander_is_not(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
     """Children that ignore SIGTERM, one that left its parent and its session, one that lost the marker."""
     with life_of(tmp_path, FAMILY) as life:
         life.start()

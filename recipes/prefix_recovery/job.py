@@ -164,7 +164,7 @@ def _launch(plan: Plan) -> DataPlane:
     """A plane on a Ray of its own, or on the cluster that the plan names."""
     if plan.address:
         ray.init(address=plan.address, log_to_driver=False)
-        return DataPlane.launch(PlaneConfig(), name=f"prefix-recovery-{secrets.token_hex(4)}")
+        return DataPlane.launch(PlaneConfig(unit_placement="here"), name=f"prefix-recovery-{secrets.token_hex(4)}")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     options = {
         "address": "local",

@@ -75,6 +75,7 @@ class LiveView:
                     self.say(*text)
 
     def _phase(self, name: str, state: str) -> None:
+        self._last_line = self._now()
         if self._progress is None:
             self.say(f"{_TITLES[name]}: {'begins' if state == 'start' else self._state(name)}")
         elif state == "start":

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from recipes.prefix_recovery.comparison import Comparison, RowComparison
 from recipes.prefix_recovery.decode_rate import decode_during_cut
@@ -147,15 +148,15 @@ def closing_table(calls: Iterable[PlannedCall], report: Mapping[str, Any]) -> Ta
     """One line for each call: how it began, what was restored of it, and whether it came out the same."""
     table = Table(title="Recovered rows against the uninterrupted run", title_justify="left")
     table.add_column("call", no_wrap=True, min_width=4)
-    table.add_column("prompt", no_wrap=True, overflow="ellipsis", max_width=_PROMPT_WIDTH)
-    for name, width in (("prefix", 6), ("tokens", 6), ("match", 5), ("logprobs", 8), ("max |Δ|", 7)):
+    table.add_column("prompt", max_width=_PROMPT_WIDTH)
+    for name, width in (("prefix", 7), ("tokens", 6), ("match", 5), ("logprobs", 8), ("max |Δ|", 7)):
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     rows = {row["call"]: row for row in report["rows"]}
     for call in calls:
         row = rows[call.id]
         table.add_row(
             call.id,
-            " ".join(call.prompt.split()),
+            Text(" ".join(call.prompt.split()), no_wrap=True, overflow="ellipsis"),
             "refused" if row["refused"] else str(row["prefix_tokens"]),
             "missing" if row["tokens"] is None else str(row["tokens"]),
             "[green]yes" if row["matches"] else "[bold red]NO",

@@ -166,7 +166,7 @@ def _name(axes: Axes, text: str, begin: float, stop: float, span: float) -> None
 def _moments(record: Record, zero: float) -> list[_Mark]:
     marks = [_Mark((cut.began + cut.ended) / 2 - zero, f"cut {cut.index + 1}", _CUT, "--", 1.3) for cut in record.cuts]
     if record.checkpoint is not None:
-        marks.append(_Mark(record.checkpoint.at - zero, "checkpoint saved", _INK, ":", 1.3))
+        marks.append(_Mark(record.checkpoint.t - zero, "checkpoint saved", _INK, ":", 1.3))
     for life in record.lives:
         if life.killed is not None and life.ended is not None:
             marks.append(_Mark(life.ended - zero, "SIGKILL", _KILL, "-", 2.4))
