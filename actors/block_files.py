@@ -19,9 +19,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from policies.checksums import block_checksum
-from policies.columns import Column
-from policies.dtypes import storage_dtype
-from policies.errors import CheckpointDamaged, WireError
+from policies.codec import decode_columns
+from policies.errors import CheckpointDamaged
 from policies.manifest import FileEntry
 from policies.storage import Block
 
@@ -104,21 +103,33 @@ def read_blocks(path: str) -> list[Block]:
         return [_block(entry, tensors, file.name) for entry in described]
     except CheckpointDamaged:
         raise
-    except (OSError, ValueError, KeyError, TypeError, WireError, safetensors.SafetensorError) as error:
-        raise CheckpointDamaged(f"{file}: cannot be read as a file of blocks: {error}") from None
+    except Exception as error:  # whatever it is that the bytes of a file cause, it is damage
+        raise CheckpointDamaged(
+            f"{file}: cannot be read as a file of blocks: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _block(entry: Mapping[str, Any], tensors: Mapping[str, Any], file: str) -> Block:
-    columns = {}
-    for described in entry["fields"]:
-        name, dtype = described["name"], described["dtype"]
-        values = np.frombuffer(tensors[f"{entry['id']}/{name}/values"], storage_dtype(dtype))
-        packed = tensors.get(f"{entry['id']}/{name}/offsets")
-        offsets = None if packed is None else np.frombuffer(packed, "<i8")
-        columns[name] = Column(dtype, tuple(described["shape"]), entry["rows"], values, offsets)
+    """The block that ``entry`` describes; its columns are checked like any that come over the wire."""
+    buffers: list[Any] = []
+    described = []
+    for field in entry["fields"]:
+        column = {**field, "rows": entry["rows"], "values": len(buffers)}
+        buffers.append(tensors[f"{entry['id']}/{field['name']}/values"])
+        offsets = tensors.get(f"{entry['id']}/{field['name']}/offsets")
+        if offsets is not None:
+            column["offsets"] = len(buffers)
+            buffers.append(offsets)
+        described.append(column)
+    columns = decode_columns(described, buffers)
     if block_checksum(columns) != entry["checksum"]:
         raise CheckpointDamaged(f"{file}: block {entry['id']} does not match its checksum")
+    if not columns or type(entry["id"]) is not int:
+        raise CheckpointDamaged(f"{file}: block {entry['id']!r} without a number or without fields")
     block = Block.of(entry["id"], entry["rows"], columns)
-    if entry["dead"]:
-        block.free(np.array(entry["dead"], np.int64))
+    dead = np.array(entry["dead"], np.int64)
+    if len(dead):
+        if dead.min() < 0:
+            raise CheckpointDamaged(f"{file}: block {block.id} lists a dead row {dead.min()}")
+        block.free(dead)
     return block

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgpack
 
 from actors.checkpoint_files import PartialCheckpoint, StoredCheckpoint
 from actors.client import DataPlaneClient
-from policies.errors import Refused, RegraftError
+from policies.errors import CheckpointError, Refused, RegraftError
 from policies.manifest import CONTROLLER_FILE, JOB_FILE, FileEntry, require_fingerprint
 from policies.operations import CONTROLLER, Ask
 
@@ -52,9 +53,9 @@ def save_plane(
     unit's error, and then nothing of this checkpoint is left and the earlier ones are as they were.
     """
     began = time.monotonic()
-    packed_job = msgpack.packb(dict(job))
+    packed_job = _packed(job)
     with PartialCheckpoint(directory) as partial:
-        with _held_units(client) as units:
+        with _held_units(client, holder := uuid.uuid4().hex) as units:
             (snapshot,) = client.ask([Ask(CONTROLLER, "snapshot")])
             snapshot_at = time.monotonic()
             files = {unit: f"unit-{unit}.safetensors" for unit in units}
@@ -63,7 +64,7 @@ def save_plane(
                 Ask(
                     unit,
                     "save",
-                    {"path": str(partial.path.resolve() / name), "blocks": blocks.get(unit, [])},
+                    {"path": str(partial.path.resolve() / name), "blocks": blocks.get(unit, []), "holder": holder},
                     repeatable=False,
                 )
                 for unit, name in files.items()
@@ -82,19 +83,31 @@ def save_plane(
     return SavedCheckpoint(path, sum(file.stat().st_size for file in path.iterdir()), seconds)
 
 
+def _packed(job: Mapping[str, Any]) -> bytes:
+    try:
+        return bytes(msgpack.packb(dict(job)))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise CheckpointError(f"the job's state is not plain data that msgpack can hold: {error}") from error
+
+
 @contextmanager
-def _held_units(client: DataPlaneClient) -> Iterator[list[str]]:
+def _held_units(client: DataPlaneClient, holder: str) -> Iterator[list[str]]:
     """The plane's units, none of which frees a row inside the context."""
     units = list(client.units())
     try:
-        client.ask([Ask(unit, "hold") for unit in units])
+        client.ask([Ask(unit, "hold", {"holder": holder}) for unit in units])
         yield units
     finally:
-        for unit in units:
-            try:
-                client.ask([Ask(unit, "release")])
-            except RegraftError as error:
-                logger.warning("unit %s was not released after a save: %s", unit, error)
+        _ask_each(client, [Ask(unit, "release", {"holder": holder}) for unit in units])
+
+
+def _ask_each(client: DataPlaneClient, asks: Sequence[Ask]) -> None:
+    """Ask for what should happen but does not change the outcome."""
+    for ask in asks:
+        try:
+            client.ask([ask])
+        except RegraftError as error:
+            logger.warning("unit %s did not %s: %s", ask.peer, ask.op, error)
 
 
 def restore_plane(
@@ -115,9 +128,16 @@ def restore_plane(
         raise Refused(f"the plane already holds partitions {held}; restore into a plane that was just launched")
     units = client.units()
     placed = [(units[i % len(units)], file) for i, file in enumerate(stored.unit_files)]
-    loads = [Ask(unit, "load", {"path": str(file.resolve())}) for unit, file in placed]
+    restore = uuid.uuid4().hex
+    loads = [
+        Ask(unit, "load", {"path": str(file.resolve()), "restore": restore}, repeatable=False) for unit, file in placed
+    ]
     bound: dict[int, str] = {}
-    for (unit, _), loaded in zip(placed, client.ask(loads, FILES_TIMEOUT_S), strict=True):
-        bound.update(dict.fromkeys(loaded.body["blocks"], unit))
-    client.ask([Ask(CONTROLLER, "restore", {"blocks": bound}, [stored.controller])])
+    try:
+        for (unit, _), loaded in zip(placed, client.ask(loads, FILES_TIMEOUT_S), strict=True):
+            bound.update(dict.fromkeys(loaded.body["blocks"], unit))
+        client.ask([Ask(CONTROLLER, "restore", {"blocks": bound}, [stored.controller], repeatable=False)])
+    except RegraftError:
+        _ask_each(client, [Ask(unit, "unload", {"restore": restore}) for unit in units])
+        raise
     return stored

@@ -15,6 +15,7 @@ import random
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ class _Core:
         self._closed = False
         self._closing = threading.Lock()
         self._loop.start()
+        # A client that is dropped without `close`, or still open when the interpreter ends, leaves no thread behind.
+        weakref.finalize(self, self._loop.end)
 
     def submit(self, operation: Operation[T], timeout: float | None) -> Future[T]:
         if os.getpid() != self._pid:
@@ -67,9 +70,11 @@ class _Core:
                 f"this client belongs to process {self._pid}; make a new one from the plane's address in process "
                 f"{os.getpid()}, or start workers with the 'spawn' method"
             )
+        seconds = self.address.request_timeout_s if timeout is None else timeout
+        operations.require_timeout(seconds)
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # what has begun is carried to its end; a caller may only stop waiting
-        run = _Run(self, operation, self.address.request_timeout_s if timeout is None else timeout, future)
+        run = _Run(self, operation, seconds, future)
         with self._closing:
             if self._closed:
                 raise ClosedError("the client is closed")
@@ -85,6 +90,10 @@ class _Core:
             self._closed = True
             self._loop.call_soon(self._end)
             self._loop.stop()
+
+    def abandon(self, future: Future[Any]) -> None:
+        """The caller waits no longer: let the call take back what it can, and end it."""
+        self._loop.call_soon(lambda: self._abandon(future))
 
     def send(self, ask: Ask, timeout: float, finish: Callable[[Outcome], None]) -> None:
         """On the loop's thread: one request to a peer, connecting when needed."""
@@ -104,6 +113,10 @@ class _Core:
         run.future.add_done_callback(lambda _: self._running.discard(run))
         run.advance(None)
 
+    def _abandon(self, future: Future[Any]) -> None:
+        for run in [run for run in self._running if run.future is future]:
+            run.abandon()
+
     def _end(self) -> None:
         for connection in self._connections.values():
             connection.close()
@@ -112,7 +125,7 @@ class _Core:
 
 
 class _Run:
-    """One operation under way: its open asks, and what has come back."""
+    """One operation under way: its open asks, and what has come back. Whatever fails here fails the call."""
 
     RETRY_AFTER_S = 0.1
 
@@ -131,34 +144,44 @@ class _Run:
         except Exception as error:
             self.fail(error)
             return
-        self._outcomes = [None] * len(asks)
+        waiting: list[Outcome | None] = [None] * len(asks)
+        self._outcomes = waiting
         for index, ask in enumerate(asks):
-            self._send(index, ask, attempts=2 if ask.repeatable else 1)
+            self._send(waiting, index, ask, attempts=2 if ask.repeatable else 1)
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():
             self.future.set_exception(error)
 
-    def _send(self, index: int, ask: Ask, attempts: int) -> None:
+    def abandon(self) -> None:
+        gone = Unreachable("the caller of this call left before it ended")
+        self.advance([gone] * len(self._outcomes))
+
+    def _send(self, outcomes: list[Outcome | None], index: int, ask: Ask, attempts: int) -> None:
         """Ask, at most ``attempts`` times; what is left of the call's time is shared between them."""
 
         def finish(outcome: Outcome) -> None:
             if isinstance(outcome, Unreachable) and attempts > 1:
-                self._core.later(self.RETRY_AFTER_S, lambda: self._send(index, ask, attempts - 1))
+                self._core.later(self.RETRY_AFTER_S, lambda: self._send(outcomes, index, ask, attempts - 1))
             else:
-                self._arrived(index, outcome)
+                self._arrived(outcomes, index, outcome)
 
         left = self._deadline - time.monotonic()
-        if left <= 0:
+        if left + ask.patience_s <= 0:
             error = RequestTimeout(f"{self._timeout:g} s passed before {ask.op!r} could be asked of {ask.peer}")
-            self._arrived(index, error)
-        else:
-            self._core.send(ask, left / attempts + ask.patience_s, finish)
+            self._arrived(outcomes, index, error)
+            return
+        try:
+            self._core.send(ask, max(left, 0.0) / attempts + ask.patience_s, finish)
+        except Exception as error:
+            self.fail(error)
 
-    def _arrived(self, index: int, outcome: Outcome) -> None:
-        self._outcomes[index] = outcome
-        done = [o for o in self._outcomes if o is not None]
-        if len(done) == len(self._outcomes) and not self.future.done():
+    def _arrived(self, outcomes: list[Outcome | None], index: int, outcome: Outcome) -> None:
+        if outcomes is not self._outcomes:
+            return
+        outcomes[index] = outcome
+        done = [o for o in outcomes if o is not None]
+        if len(done) == len(outcomes) and not self.future.done():
             self.advance(done)
 
 
@@ -189,7 +212,12 @@ class AsyncDataPlaneClient:
         return self._core.asked
 
     async def _run(self, operation: Operation[T], timeout: float | None) -> T:
-        return await asyncio.wrap_future(self._core.submit(operation, timeout))
+        future = self._core.submit(operation, timeout)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self._core.abandon(future)
+            raise
 
     async def put(
         self,
@@ -260,7 +288,13 @@ class DataPlaneClient:
 
     def run(self, operation: Operation[T], timeout: float | None = None) -> T:
         """Drive an operation of `policies.operations` to its result."""
-        return self._core.submit(operation, timeout).result()
+        future = self._core.submit(operation, timeout)
+        try:
+            return future.result()
+        except BaseException:  # the call's own error, or an interruption of the caller
+            if not future.done():
+                self._core.abandon(future)
+            raise
 
     def ask(self, asks: Sequence[Ask], timeout: float | None = None) -> list[Message]:
         """Requests to controller and units, all at once; the first error is raised. Save and restore are made of

@@ -24,9 +24,10 @@ from actors.wire.loop import Loop, Timer
 from actors.wire.server import Request, Server
 from policies.blocks import Frees
 from policies.catalog import Catalog
-from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest
+from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest, deadline
 from policies.codec import pack_ints
-from policies.errors import Refused, RegraftError, WireError, error_to_plain
+from policies.config import PlaneConfig
+from policies.errors import CheckpointDamaged, Refused, RegraftError, error_to_plain
 from policies.locations import located_to_plain, publication_from_plain
 from policies.operations import Ask
 
@@ -39,11 +40,9 @@ FREE_RETRY_S = 1.0
 class PatchedController:
     """``host`` None binds to this node's own address."""
 
-    def __init__(
-        self, host: str | None, secret: str, request_timeout_s: float, strict: bool, max_frame_bytes: int
-    ) -> None:
-        self._secret, self._request_timeout_s = secret, request_timeout_s
-        self._catalog = Catalog(strict)
+    def __init__(self, host: str | None, secret: str, config: PlaneConfig) -> None:
+        self._secret, self._config = secret, config
+        self._catalog = Catalog(config.strict_partitions)
         self._parked: dict[str, Request] = {}
         self._expiry: Timer | None = None
         self._units: dict[str, Connection] = {}
@@ -61,15 +60,20 @@ class PatchedController:
             "list": self._list,
             "claim": self._claim,
             "wait": self._wait,
+            "give_back": self._give_back,
             "describe": self._describe,
             "snapshot": self._snapshot,
             "restore": self._restore,
         }
-        self._server = Server(self._loop, host or get_node_ip_address(), secret, handlers, max_frame_bytes)
+        self._server = Server(self._loop, host or get_node_ip_address(), secret, handlers, config.max_frame_bytes)
         self._loop.start()
 
     def address(self) -> PlaneAddress:
-        return PlaneAddress(self._server.endpoint, self._secret, self._request_timeout_s)
+        return PlaneAddress(self._server.endpoint, self._secret, self._config.request_timeout_s)
+
+    def config(self) -> PlaneConfig:
+        """What the plane was launched with."""
+        return self._config
 
     def register_units(self, endpoints: Mapping[str, str]) -> None:
         """Take units into the plane: name → endpoint."""
@@ -137,7 +141,7 @@ class PatchedController:
             str(body["task"]),
             tuple(_strings(body["fields"])),
             int(body["count"]),
-            now + float(body["timeout"]),
+            deadline(now, float(body["timeout"])),
         )
         self._park_or_answer(claim.claim_id, request, self._catalog.claim(claim, now))
 
@@ -148,7 +152,7 @@ class PatchedController:
             str(body["partition"]),
             tuple(_strings(body["keys"])),
             tuple(_strings(body["fields"])),
-            now + float(body["timeout"]),
+            deadline(now, float(body["timeout"])),
         )
         self._park_or_answer(wait.wait_id, request, self._catalog.wait(wait, now))
 
@@ -165,8 +169,20 @@ class PatchedController:
                 continue
             if answer.error is not None:
                 request.fail(answer.error)
-            else:
-                request.answer({"keys": list(answer.keys), "timed_out": answer.timed_out})
+            elif not request.answer({"keys": list(answer.keys), "timed_out": answer.timed_out}):
+                self._take_back(answer.claim_id, request.body["partition"], request.body.get("task"))
+
+    def _give_back(self, request: Request) -> None:
+        body = request.body
+        self._parked.pop(str(body["request_id"]), None)
+        self._take_back(body["request_id"], body["partition"], body["task"])
+        request.answer()
+
+    def _take_back(self, request_id: str, partition: str, task: str | None) -> None:
+        """Whoever asked has left; the rows may go to others, also to those parked now."""
+        woken = self._catalog.give_back(str(request_id), str(partition), task, time.monotonic())
+        self._loop.call_soon(lambda: self._answer_parked(woken))
+        self._plan_expiry()
 
     def _plan_expiry(self) -> None:
         """Have the catalog look at its deadlines when the next one is due."""
@@ -233,9 +249,11 @@ class PatchedController:
             )
         try:
             plain = msgpack.unpackb(request.message.buffers[0], strict_map_key=False)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise WireError(f"the saved controller state cannot be read: {error}") from None
-        restored = Catalog.restore(plain, {int(b): str(u) for b, u in request.body["blocks"].items()})
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise CheckpointDamaged(f"the saved controller state cannot be read: {error}") from None
+        restored = Catalog.restore(
+            plain, {int(b): str(u) for b, u in request.body["blocks"].items()}, self._catalog.strict
+        )
         for unit, endpoint in self._catalog.units().items():
             restored.register_unit(unit, endpoint)
         self._catalog = restored

@@ -24,7 +24,7 @@ from actors.cut_run import CutRun
 from actors.plane_protocol import STAGING, Plane, connect
 from policies.calls import CallIdentity, StepDelta, Tokens
 from policies.capture import CallCapture, CaptureTable, State
-from policies.chain import Chain
+from policies.chain import Chain, chunk_place
 from policies.config import RolloutRecoveryConfig
 from policies.cut import CutTransaction
 from policies.errors import ClosedError, CutRefused, Refused
@@ -36,18 +36,16 @@ REMEMBERED_RECEIPTS: Final = 64
 
 
 class CutCoordinator:
-    """``plane``: a client, or the address of a plane. ``vocab_size``: when given, a token id at or over it poisons its
-    call. ``clock``: seconds, monotonic."""
+    """``plane``: a client, or the address of a plane. ``clock``: seconds, monotonic."""
 
     def __init__(
         self,
         plane: Plane | PlaneAddress,
         config: RolloutRecoveryConfig,
         clock: Callable[[], float] = time.monotonic,
-        vocab_size: int | None = None,
     ) -> None:
         self._plane, self._config, self._clock = connect(plane), config, clock
-        self._table = CaptureTable(vocab_size)
+        self._table = CaptureTable()
         self._cleanup = ChunkCleanup(self._plane, STAGING)
         self._receipts: dict[tuple[str, str], Receipt] = {}
         self._run: CutRun | None = None
@@ -74,10 +72,11 @@ class CutCoordinator:
         known = self._table.get(identity)
         if known is not None and known.keys[: len(continuation.keys)] == continuation.keys:
             return
-        whole = continuation.finish_reason or ("length" if continuation.remaining_max_tokens == 0 else None)
+        if any(chunk_place(identity, key) is None for key in continuation.keys):
+            raise Refused(f"{list(continuation.keys)} are no chain of call {identity}")
         capture = known or self._add(identity, inherited=continuation.keys)
         try:
-            capture.adopt(continuation.keys, chain, whole)
+            capture.adopt(continuation.keys, chain, continuation.whole_reason)
         except ValueError as error:
             raise Refused(str(error)) from error
 
@@ -97,12 +96,20 @@ class CutCoordinator:
                 if capture is not None and not capture.end(reason):
                     self._counts["unexpected_ends"] += 1
 
-    async def finish(self, identity: CallIdentity, finish_reason: str = "stop") -> None:
+    def expect_vocabulary(self, size: int) -> None:
+        """Token ids of ``size`` or more poison their call from now on."""
+        self._table.expect_vocabulary(size)
+
+    async def finish(self, identity: CallIdentity, finish_reason: str) -> None:
         """The call's whole row is stored elsewhere: forget its tokens and clear its chunks in the background.
 
         ``finish_reason`` counts when no delta has told it. A call that is not active is left as it is.
         """
         await self._cleanup.schedule(self._table.finish(identity, finish_reason))
+
+    async def discard(self, keys: Sequence[str]) -> None:
+        """Chunks that no call here has and nobody can use, those of a refused chain: clear them in the background."""
+        await self._cleanup.schedule(keys)
 
     async def abort(self, identity: CallIdentity) -> None:
         """The call is not wanted any more: as `finish`, but it is no completion."""

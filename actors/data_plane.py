@@ -70,14 +70,14 @@ class DataPlane:
         return cls(address, actors, config, owns_ray)
 
     @classmethod
-    def attach(cls, name: str = "plane", config: PlaneConfig | None = None) -> DataPlane:
+    def attach(cls, name: str = "plane") -> DataPlane:
         """Reach a plane that another driver of the same Ray cluster launched under ``name``."""
         try:
             controller: Any = ray.get_actor(f"{name}/controller", namespace=NAMESPACE)
         except ValueError as error:
             raise LaunchError(f"no plane named {name!r} runs in this Ray cluster; launch it first: {error}") from None
-        address: PlaneAddress = ray.get(controller.address.remote())
-        return cls(address, [], config or PlaneConfig(), owns_ray=False)
+        address, config = ray.get([controller.address.remote(), controller.config.remote()])
+        return cls(address, [], config, owns_ray=False)
 
     def __enter__(self) -> DataPlane:
         return self
@@ -125,7 +125,7 @@ def _start_actors(config: PlaneConfig, name: str) -> tuple[PlaneAddress, list[An
     actors: list[Any] = []
     try:
         controller = ControllerActor.options(name=f"{name}/controller", namespace=NAMESPACE).remote(
-            host, secret, config.request_timeout_s, config.strict_partitions, config.max_frame_bytes
+            host, secret, config
         )
         actors.append(controller)
         incarnations = secrets.SystemRandom().sample(range(1 << 31), config.units)

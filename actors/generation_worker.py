@@ -17,7 +17,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,11 +27,10 @@ import numpy as np
 from actors.client import AsyncDataPlaneClient, PlaneAddress
 from actors.engines.contract import Engine, EngineFingerprint, ResumeMode
 from actors.engines.registry import EngineSpec, build_engine
-from actors.plane_protocol import STAGING
 from policies.calls import CallIdentity, GenerationRequest, StepDelta, Tokens
 from policies.chain import Chain, ChainRefusal
 from policies.columns import Column
-from policies.errors import EngineError, RegraftError
+from policies.errors import ClosedError, EngineError, RegraftError
 from policies.manifest import require_fingerprint
 from policies.receipts import Continuation
 
@@ -78,18 +78,34 @@ class Resumption:
     refusal: ChainRefusal | None
 
 
-class _ActiveCall:
-    __slots__ = ("ended", "parts", "prefix_tokens")
+class _RunningCall:
+    """A call between its request and its completion. ``ended`` gets its finish reason, or why it ends without one."""
 
-    def __init__(self, prefix: Tokens | None, ended: asyncio.Future[str]) -> None:
-        self.parts = [] if prefix is None else [prefix]
-        self.prefix_tokens = 0 if prefix is None else len(prefix)
-        self.ended = ended
+    __slots__ = ("ended", "parts", "prefix_tokens", "unservable")
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.parts: list[Tokens] = []
+        self.prefix_tokens = 0
+        self.unservable = False
+
+    def fail(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def refuse(self, error: Exception) -> None:
+        """The engine cannot take the call, so nobody could go on with it either."""
+        self.unservable = True
+        self.fail(error)
 
 
 class GenerationWorker:
     """``coordinator`` and ``coalescer`` are handles of this leader's actors. ``weight_version`` is the version of the
-    weights that the engine loads; chains with newer tokens are refused."""
+    weights that the engine loads; chains with newer tokens are refused.
+
+    A call that the engine cannot take, or that is aborted, is forgotten by the coordinator as well. When the engine
+    fails, the worker is closed or a caller stops waiting, the coordinator keeps the call's tokens for whoever goes on.
+    """
 
     def __init__(
         self,
@@ -102,11 +118,11 @@ class GenerationWorker:
         self._spec, self._coordinator, self._coalescer = engine, coordinator, coalescer
         self._weight_version = weight_version
         self._client = AsyncDataPlaneClient(address)
-        self._commands: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
-        self._calls: dict[CallIdentity, _ActiveCall] = {}
+        self._commands: queue.SimpleQueue[Callable[[Engine], object] | None] = queue.SimpleQueue()
+        self._calls: dict[CallIdentity, _RunningCall] = {}
         self._steps: deque[Step] = deque(maxlen=REMEMBERED_STEPS)
         self._resumptions: deque[Resumption] = deque(maxlen=REMEMBERED_STEPS)
-        self._failure: EngineError | None = None
+        self._failure: EngineError | ClosedError | None = None
         self._deltas: list[StepDelta] = []
         self._fresh = asyncio.Event()
         self._event_loop = asyncio.get_running_loop()
@@ -127,9 +143,10 @@ class GenerationWorker:
         return (await asyncio.shield(self._engine)).decode(ids)
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        """Run a call to its end and store its row."""
-        await self._coordinator.begin.remote(request.identity)
-        return await self._run_call(request, None, "exact")
+        """Run a call to its end and store its row. Raises `EngineError` when it cannot be served or was aborted."""
+        with self._admitted(request.identity) as call:
+            await self._coordinator.begin.remote(request.identity)
+            return await self._run_call(request, call, None, "exact")
 
     async def resume(
         self, continuation: Continuation, mode: ResumeMode, fingerprint: Mapping[str, Any] | None = None
@@ -140,29 +157,25 @@ class GenerationWorker:
         (`FingerprintMismatch` naming the field).
         """
         request, identity = continuation.request, continuation.request.identity
-        chain: Chain | ChainRefusal | None = None
-        if continuation.keys:
-            chain = await self._coalescer.read_chain.remote(continuation, self._weight_version)
-        self._note_resumption(continuation, chain)
-        await self._require(fingerprint)
-        if not isinstance(chain, Chain):
+        with self._admitted(identity) as call:
+            chain: Chain | ChainRefusal | None = None
+            if continuation.keys:
+                chain = await self._coalescer.read_chain.remote(continuation, self._weight_version)
+            self._note_resumption(continuation, chain)
+            if fingerprint is not None:
+                require_fingerprint(fingerprint, asdict(await self.ready()), "the checkpoint")
+            if isinstance(chain, Chain):
+                return await self._regrow(continuation, call, chain, mode)
             await self._coordinator.begin.remote(identity)
-            completion = await self._run_call(request, None, mode, chain)
-            await self._client.clear(STAGING, continuation.keys)
+            completion = await self._run_call(request, call, None, mode, chain)
+            await self._coordinator.discard.remote(continuation.keys)
             return completion
-        await self._coordinator.adopt.remote(continuation, chain)
-        prefix = _prefix(chain)
-        if continuation.finish_reason is not None or continuation.remaining_max_tokens == 0:
-            reason = continuation.finish_reason or "length"
-            return await self._complete(identity, [prefix], reason, len(prefix), None)
-        return await self._run_call(request, prefix, mode)
 
     async def abort(self, identity: CallIdentity) -> None:
         """Forget a call; whoever waits for it gets an `EngineError`."""
-        self._commands.put(lambda engine: _discard(engine.abort(identity)))
-        call = self._calls.pop(identity, None)
-        if call is not None and not call.ended.done():
-            call.ended.set_exception(EngineError(f"call {identity} was aborted"))
+        call = self._calls.get(identity)
+        if call is not None:
+            call.fail(EngineError(f"call {identity} was aborted"))
         await self._coordinator.abort.remote(identity)
 
     async def take_progress(self) -> tuple[list[Step], list[Resumption]]:
@@ -177,10 +190,27 @@ class GenerationWorker:
         return self._client.requests_sent
 
     async def close(self) -> None:
+        """End the engine; whoever waits for a call gets a `ClosedError`, the coordinator keeps its tokens."""
+        self._fail_all(ClosedError("this worker was closed"))
         self._commands.put(None)
         self._streaming.cancel()
         await asyncio.to_thread(self._thread.join)
         await self._client.close()
+
+    @contextmanager
+    def _admitted(self, identity: CallIdentity) -> Iterator[_RunningCall]:
+        """The call for as long as it is somebody's business; its engine request ends with it."""
+        if self._failure is not None:
+            raise self._failure
+        if identity in self._calls:
+            raise EngineError(f"call {identity} is running here already; a second one of it needs the next attempt")
+        call = self._calls[identity] = _RunningCall()
+        try:
+            yield call
+        finally:
+            del self._calls[identity]
+            call.ended.cancel()
+            self._commands.put(lambda engine: engine.abort(identity))
 
     def _note_resumption(self, continuation: Continuation, chain: Chain | ChainRefusal | None) -> None:
         refusal = chain if isinstance(chain, ChainRefusal) else None
@@ -190,73 +220,83 @@ class GenerationWorker:
         identity = continuation.request.identity
         self._resumptions.append(Resumption(identity, time.time(), tokens, len(continuation.keys), refusal))
 
-    async def _require(self, fingerprint: Mapping[str, Any] | None) -> None:
-        if fingerprint is not None:
-            require_fingerprint(fingerprint, asdict(await self.ready()), "the checkpoint")
+    async def _regrow(
+        self, continuation: Continuation, call: _RunningCall, chain: Chain, mode: ResumeMode
+    ) -> Completion:
+        """Go on from a verified chain; one that is the whole call needs no engine."""
+        await self._coordinator.adopt.remote(continuation, chain)
+        prefix = Tokens(chain.ids, chain.logprobs, chain.versions, np.ones(len(chain), bool))
+        if continuation.whole_reason is None:
+            return await self._run_call(continuation.request, call, prefix, mode)
+        call.parts, call.prefix_tokens = [prefix], len(prefix)
+        return await self._complete(continuation.request.identity, call, continuation.whole_reason, None)
 
     async def _run_call(
-        self, request: GenerationRequest, prefix: Tokens | None, mode: ResumeMode, refusal: ChainRefusal | None = None
+        self,
+        request: GenerationRequest,
+        call: _RunningCall,
+        prefix: Tokens | None,
+        mode: ResumeMode,
+        refusal: ChainRefusal | None = None,
     ) -> Completion:
-        identity = request.identity
-        call = self._calls[identity] = _ActiveCall(prefix, self._event_loop.create_future())
+        if prefix is not None:
+            call.parts, call.prefix_tokens = [prefix], len(prefix)
 
         def start(engine: Engine) -> None:
             try:
                 engine.start(request, prefix, mode)
             except RegraftError as error:
-                self._event_loop.call_soon_threadsafe(self._end_with_error, identity, error)
+                self._event_loop.call_soon_threadsafe(call.refuse, error)
 
-        self._commands.put(start)
-        if self._failure is not None:
-            self._end_with_error(identity, self._failure)
+        if not call.ended.done():
+            self._commands.put(start)
         try:
             reason = await call.ended
         except RegraftError:
-            await self._coordinator.abort.remote(identity)
+            if call.unservable:
+                await self._coordinator.abort.remote(request.identity)
             raise
-        finally:
-            self._calls.pop(identity, None)
-        return await self._complete(identity, call.parts, reason, call.prefix_tokens, refusal)
+        return await self._complete(request.identity, call, reason, refusal)
 
     async def _complete(
-        self,
-        identity: CallIdentity,
-        parts: list[Tokens],
-        reason: str,
-        prefix_tokens: int,
-        refusal: ChainRefusal | None,
+        self, identity: CallIdentity, call: _RunningCall, reason: str, refusal: ChainRefusal | None
     ) -> Completion:
         """Store the finished row, then tell the coordinator, which clears the call's chunks."""
-        count = sum(len(part) for part in parts)
+        count, prefix_tokens = sum(len(part) for part in call.parts), call.prefix_tokens
         fields = {
-            "ids": Column.jagged(np.concatenate([p.ids for p in parts]), [count]),
-            "logprobs": Column.jagged(np.concatenate([p.logprobs for p in parts]), [count]),
-            "versions": Column.jagged(np.concatenate([p.versions for p in parts]), [count]),
+            "ids": Column.jagged(np.concatenate([p.ids for p in call.parts]), [count]),
+            "logprobs": Column.jagged(np.concatenate([p.logprobs for p in call.parts]), [count]),
+            "versions": Column.jagged(np.concatenate([p.versions for p in call.parts]), [count]),
         }
-        key = f"{identity.rollout_id}/{identity.call_id}"
         tags = {"attempt": identity.attempt, "finish_reason": reason, "tokens": count, "prefix_tokens": prefix_tokens}
-        await self._client.put(TRAIN, [key], fields, tags=[tags])
-        await self._coordinator.finish.remote(identity)
-        return Completion(identity, key, count, reason, prefix_tokens, refusal)
+        await self._client.put(TRAIN, [identity.row_key], fields, tags=[tags])
+        await self._coordinator.finish.remote(identity, reason)
+        return Completion(identity, identity.row_key, count, reason, prefix_tokens, refusal)
 
     async def _stream(self) -> None:
         """Send deltas to the coordinator in order; a call ends for its caller once its last delta has arrived there."""
-        while True:
-            await self._fresh.wait()
-            self._fresh.clear()
-            deltas, self._deltas = self._deltas, []
-            try:
+        try:
+            fingerprint = await self.ready()
+            await self._coordinator.expect_vocabulary.remote(fingerprint.vocab_size)
+            while True:
+                await self._fresh.wait()
+                self._fresh.clear()
+                deltas, self._deltas = self._deltas, []
                 await self._coordinator.observe.remote(deltas)
-            except Exception as error:
-                lost = EngineError(f"this leader's coordinator did not take its tokens: {error}")
-                for identity in list(self._calls):
-                    self._end_with_error(identity, lost)
-                continue
-            for delta in deltas:
-                for identity, reason in delta.finished.items():
+                for identity, reason in ((i, r) for delta in deltas for i, r in delta.finished.items()):
                     call = self._calls.get(identity)
                     if call is not None and not call.ended.done():
                         call.ended.set_result(reason)
+        except EngineError as error:
+            self._fail_all(error)
+        except Exception as error:
+            self._fail_all(EngineError(f"this leader's coordinator did not take its tokens: {error}"))
+
+    def _fail_all(self, error: EngineError | ClosedError) -> None:
+        """No call of this worker goes on, and none is admitted any more."""
+        self._failure = self._failure or error
+        for call in self._calls.values():
+            call.fail(error)
 
     def _take(self, delta: StepDelta, began: float, ended: float) -> None:
         self._steps.append(
@@ -269,11 +309,6 @@ class GenerationWorker:
         if delta.calls or delta.finished:
             self._deltas.append(delta)
             self._fresh.set()
-
-    def _end_with_error(self, identity: CallIdentity, error: Exception) -> None:
-        call = self._calls.get(identity)
-        if call is not None and not call.ended.done():
-            call.ended.set_exception(error)
 
     def _run_engine(self) -> None:
         """The engine's thread: load, then step while there is work and obey commands between steps."""
@@ -301,17 +336,6 @@ class GenerationWorker:
             call_soon(self._take, delta, began, time.time())
 
     def _engine_failed(self, error: EngineError) -> None:
-        self._failure = error
         if not self._engine.done():
             self._engine.set_exception(error)
-        for identity in list(self._calls):
-            self._end_with_error(identity, error)
-
-
-def _prefix(chain: Chain) -> Tokens:
-    """A restored chain as the tokens an engine continues from. A chain ends where its text may be cut."""
-    return Tokens(chain.ids, chain.logprobs, chain.versions, np.ones(len(chain.ids), bool))
-
-
-def _discard(_: object) -> None:
-    """For commands whose result nobody needs."""
+        self._fail_all(error)

@@ -7,10 +7,9 @@ from typing import Any
 
 import ray
 
-from actors.client import PlaneAddress
+from actors.data_plane import DataPlane
 from actors.engines.registry import EngineSpec
 from actors.remote import CoalescerActor, CoordinatorActor, WorkerActor
-from policies.config import CoalescerConfig, RolloutRecoveryConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +23,23 @@ class Leader:
     @classmethod
     def start(
         cls,
-        address: PlaneAddress,
+        plane: DataPlane,
         engine: EngineSpec,
         *,
-        recovery: RolloutRecoveryConfig | None = None,
-        coalescer: CoalescerConfig | None = None,
         weight_version: int = 0,
         num_gpus: float = 0,
     ) -> Leader:
-        """Start the three actors; returns at once, while the engine is still loading.
+        """Start the three actors, with the plane's configuration; returns at once, while the engine is still loading.
 
         ``num_gpus`` is what Ray reserves for the engine's process. Coordinator and coalescer are processes of their
         own, so that tokens outlive the engine and prefixes are read while it loads.
         """
-        coordinator_actor = CoordinatorActor.remote(address, recovery or RolloutRecoveryConfig())
-        coalescer_actor = CoalescerActor.remote(address, coalescer or CoalescerConfig())
+        coordinator = CoordinatorActor.remote(plane.address, plane.config.rollout_recovery)
+        coalescer = CoalescerActor.remote(plane.address, plane.config.restore)
         worker = WorkerActor.options(num_gpus=num_gpus).remote(
-            engine, address, coordinator_actor, coalescer_actor, weight_version
+            engine, plane.address, coordinator, coalescer, weight_version
         )
-        return cls(worker, coordinator_actor, coalescer_actor)
+        return cls(worker, coordinator, coalescer)
 
     def kill(self) -> None:
         """End the three processes at once."""

@@ -19,7 +19,7 @@ from actors.wire.connection import Connection, Outcome
 from actors.wire.loop import Loop
 from actors.wire.server import Request, Server
 from policies.codec import Buffer, decode_columns, encode_columns, pack_ints, unpack_ints
-from policies.errors import RegraftError, RemoteError, WireError, error_from_plain
+from policies.errors import RegraftError, RemoteError, Unreachable, WireError, error_from_plain
 from policies.locations import publication_to_plain
 from policies.operations import CONTROLLER, Ask
 from policies.storage import Answer, UnitState
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 PUBLISH_TIMEOUT_S = 10.0
 PUBLISH_RETRY_S = 0.5
+HOLD_S = 60.0
+"""A saver that has not captured its blocks after this long is taken for dead, so that frees never wait for ever."""
 
 
 class StorageUnit:
@@ -51,6 +53,7 @@ class StorageUnit:
             "release": self._release,
             "save": self._save,
             "load": self._load,
+            "unload": self._unload,
             "statistics": self._statistics,
         }
         self._server = Server(self._loop, host or get_node_ip_address(), secret, handlers, max_frame_bytes)
@@ -78,8 +81,9 @@ class StorageUnit:
         for field, column in columns.items():
             if column.rows != len(keys):
                 raise WireError(f"field {field!r} has {column.rows} rows for {len(keys)} keys")
+        batch_id, partition = str(body["batch_id"]), str(body["partition"])
         self._carry_out(
-            self._state.put(request, str(body["batch_id"]), str(body["partition"]), keys, columns, body["tags"])
+            self._state.put(request, batch_id, partition, keys, columns, body["tags"], int(body["checksum"]))
         )
         self._publish()
 
@@ -93,6 +97,10 @@ class StorageUnit:
         )
 
     def _published(self, outcome: Outcome) -> None:
+        if isinstance(outcome, RegraftError) and not isinstance(outcome, Unreachable):
+            self._carry_out(self._state.publish_failed(outcome))
+            self._publish()
+            return
         if isinstance(outcome, RegraftError):
             logger.warning("unit %s could not publish, trying again: %s", self._name, outcome.message)
             self._carry_out(self._state.publish_unknown(outcome))
@@ -132,34 +140,35 @@ class StorageUnit:
         request.answer()
 
     def _hold(self, request: Request) -> None:
-        self._state.hold()
+        holder = str(request.body["holder"])
+        self._state.hold(holder)
+        self._loop.call_later(HOLD_S, lambda: self._state.release(holder))
         request.answer()
 
     def _release(self, request: Request) -> None:
-        self._state.release()
+        self._state.release(str(request.body["holder"]))
         request.answer()
 
     def _save(self, request: Request) -> None:
         """Write the asked blocks to a file; the answer holds its size and checksum."""
-        wanted = request.body["blocks"]
-        missing = [block_id for block_id in wanted if block_id not in self._state.blocks]
-        if missing:
-            raise RemoteError(f"unit {self._name} does not hold blocks {missing[:5]} that the controller lists on it")
-        blocks = [self._state.blocks[block_id] for block_id in wanted]
+        blocks = self._state.capture(str(request.body["holder"]), request.body["blocks"])
         path = str(request.body["path"])
         self._in_files_thread(request, lambda: write_blocks(path, blocks), lambda written: written.to_plain())
 
     def _load(self, request: Request) -> None:
         """Read blocks from a file; the answer lists their ids."""
-        path, name = str(request.body["path"]), self._name
+        path, name, restore = str(request.body["path"]), self._name, str(request.body["restore"])
 
         def taken_in(blocks: Any) -> Mapping[str, Any]:
-            for block in blocks:
-                self._state.load(block)
+            self._state.load(restore, blocks)
             logger.info("unit %s loaded %d blocks", name, len(blocks))
             return {"blocks": [block.id for block in blocks]}
 
         self._in_files_thread(request, lambda: read_blocks(path), taken_in)
+
+    def _unload(self, request: Request) -> None:
+        self._state.unload(str(request.body["restore"]))
+        request.answer()
 
     def _in_files_thread(
         self, request: Request, work: Callable[[], Any], answer: Callable[[Any], Mapping[str, Any]]
@@ -175,7 +184,16 @@ class StorageUnit:
                 told = RemoteError(f"unit {self._name}: {error}")
                 self._loop.call_soon(lambda: request.fail(told))
             else:
-                self._loop.call_soon(lambda: request.answer(answer(result)))
+                self._loop.call_soon(finished(result))
+
+        def finished(result: Any) -> Callable[[], None]:
+            def tell() -> None:
+                try:
+                    request.answer(answer(result))
+                except RegraftError as error:
+                    request.fail(error)
+
+            return tell
 
         self._files.submit(run)
 

@@ -13,17 +13,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_RESERVED = frozenset("/@#")
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class CallIdentity:
-    """Who a call is. A retry or a takeover of the same call has the next ``attempt``."""
+    """Who a call is. A retry or a takeover of the same call has the next ``attempt``.
+
+    Keys are made from it (``rollout/call``, ``rollout/call@a0#1``), so its ids may hold none of ``/``, ``@`` and ``#``:
+    two calls never share a key. Raises `ValueError` for such an id, an empty one, or a negative attempt.
+    """
 
     rollout_id: str
     call_id: str
     attempt: int = 0
 
+    def __post_init__(self) -> None:
+        for name, part in (("rollout_id", self.rollout_id), ("call_id", self.call_id)):
+            if not part or not _RESERVED.isdisjoint(part):
+                raise ValueError(f"{name} is {part!r}; it must not be empty, nor hold any of {' '.join(_RESERVED)}")
+        if self.attempt < 0:
+            raise ValueError(f"the attempt of call {self.rollout_id}/{self.call_id} is {self.attempt}; it begins at 0")
+
     def __str__(self) -> str:
-        return f"{self.rollout_id}/{self.call_id}@a{self.attempt}"
+        return f"{self.row_key}@a{self.attempt}"
+
+    @property
+    def row_key(self) -> str:
+        """The key of the call's finished row, the same for every attempt, so that a call is one row."""
+        return f"{self.rollout_id}/{self.call_id}"
 
     def next_attempt(self) -> CallIdentity:
         return CallIdentity(self.rollout_id, self.call_id, self.attempt + 1)

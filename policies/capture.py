@@ -118,22 +118,22 @@ class CallCapture:
         "_length",
         "_newest",
         "_next_index",
-        "_vocab_size",
         "cause",
         "finish_reason",
         "identity",
         "keys",
         "state",
+        "vocab_size",
     )  # fmt: skip
 
-    def __init__(self, identity: CallIdentity, vocab_size: int | None = None) -> None:
-        """Ids of ``vocab_size`` or more poison the call, when it is known."""
+    def __init__(self, identity: CallIdentity, vocab_size: int = _INT32_MAX) -> None:
+        """Ids of ``vocab_size`` or more poison the call."""
         self.identity = identity
         self.state = State.LIVE
         self.keys: tuple[str, ...] = ()
         self.finish_reason: str | None = None
         self.cause = ""
-        self._vocab_size = _INT32_MAX if vocab_size is None else vocab_size
+        self.vocab_size = vocab_size
         self._buffer: dict[str, NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in _DTYPES.items()}
         self._length = 0  # tokens in the buffer, the frozen ones first
         self._cut_at = 0  # how many of them lie before the last place where the text may be cut
@@ -288,8 +288,8 @@ class CallCapture:
         if self.finish_reason is not None:
             return f"{len(ids)} tokens came after it had ended with {self.finish_reason!r}"
         lowest, highest = _range(ids)
-        if lowest < 0 or highest >= self._vocab_size:
-            return f"token ids {lowest}..{highest} lie outside the vocabulary 0..{self._vocab_size - 1}"
+        if lowest < 0 or highest >= self.vocab_size:
+            return f"token ids {lowest}..{highest} lie outside the vocabulary 0..{self.vocab_size - 1}"
         falls = len(versions) > 1 and bool((versions[1:] < versions[:-1]).any())
         if falls or versions[0] < self._newest or versions[-1] > _INT32_MAX:
             return f"weight versions decrease or do not fit: {versions.tolist()[:8]} after {self._newest}"
@@ -320,8 +320,8 @@ def _range(ids: NDArray[Any]) -> tuple[int, int]:
 class CaptureTable:
     """All calls of a coordinator, and for the last ``remembered`` that ended, what they ended as."""
 
-    def __init__(self, vocab_size: int | None = None, remembered: int = 65_536) -> None:
-        self._vocab_size, self._remembered = vocab_size, remembered
+    def __init__(self, remembered: int = 65_536) -> None:
+        self._vocab_size, self._remembered = _INT32_MAX, remembered
         self._active: dict[CallIdentity, CallCapture] = {}
         self._ended: dict[CallIdentity, Evidence] = {}
         self._by_call_id: dict[str, dict[CallIdentity, None]] = {}
@@ -329,6 +329,12 @@ class CaptureTable:
     def __len__(self) -> int:
         """Calls that have not ended."""
         return len(self._active)
+
+    def expect_vocabulary(self, size: int) -> None:
+        """Ids of ``size`` or more poison their call from now on."""
+        self._vocab_size = size
+        for capture in self._active.values():
+            capture.vocab_size = size
 
     def active(self) -> tuple[CallIdentity, ...]:
         """Calls that have not ended, in the order in which they came."""

@@ -321,6 +321,19 @@ class Catalog:
         self.partitions[partition].consumers.forget(claim_id)
         return True
 
+    def give_back(self, request_id: str, partition: str, task: str | None, now: float) -> tuple[ClaimAnswer, ...]:
+        """The asker of a claim (or a wait, ``task`` None) has left: it is parked no more, and what it was given is
+        offered again. The parked requests that this completes. O(rows) for a claim that had been granted."""
+        if self.cancel(request_id):
+            return ()
+        granted, table = self.grants.pop(request_id, None), self.partitions.get(partition)
+        known = None if table is None or task is None else table.consumers.tasks.get(task)
+        if granted is None or table is None or known is None:
+            return ()
+        taken = [table.rows[key] for key in granted.keys if key in table.rows]
+        table.consumers.unclaim(known, taken, table.rows.values())
+        return self._woken(table, now)
+
     def expire(self, now: float) -> list[ClaimAnswer]:
         """The answers of the parked requests whose deadline is not after ``now``, earliest deadline first."""
         due = self._deadlines.due(now)
@@ -367,12 +380,13 @@ class Catalog:
         return catalog_to_plain(self)
 
     @classmethod
-    def restore(cls, plain: Mapping[str, Any], block_units: Mapping[int, str]) -> Catalog:
+    def restore(cls, plain: Mapping[str, Any], block_units: Mapping[int, str], strict: bool) -> Catalog:
         """The catalog of a snapshot. ``block_units`` says which unit holds each block now; units are yet to register.
+        ``strict`` is a knob of the running plane, not of what was saved.
 
         Raises `CheckpointDamaged` when the snapshot does not read or a block is held by no unit.
         """
-        catalog = cls(bool(plain.get("strict")))
+        catalog = cls(strict)
         fill_catalog(catalog, plain, block_units)
         return catalog
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from policies.blocks import Block, Field, Layout
 from policies.claims import ClaimAnswer
 from policies.dtypes import storage_dtype
-from policies.errors import CheckpointDamaged, CheckpointError, Refused, WireError, error_from_plain, error_to_plain
+from policies.errors import CheckpointDamaged, Refused, error_from_plain, error_to_plain
 from policies.partition import Partition
 from policies.rows import Place, Row
 from policies.shapes import ShapeKeys, Shapes
@@ -34,7 +34,6 @@ def catalog_to_plain(catalog: Catalog) -> dict[str, Any]:
     """All of the catalog that a restart can use."""
     return {
         "version": SNAPSHOT_VERSION,
-        "strict": catalog.strict,
         "trailing_shapes": [list(shape) for shape in catalog.shapes.trailing],
         "partitions": [_partition_to_plain(partition) for partition in catalog.partitions.values()],
         "batches": [
@@ -48,9 +47,10 @@ def catalog_to_plain(catalog: Catalog) -> dict[str, Any]:
 
 def fill_catalog(catalog: Catalog, plain: Mapping[str, Any], block_units: Mapping[int, str]) -> None:
     """Bring an empty catalog to the state of a snapshot. Raises `CheckpointError`; see `Catalog.restore`."""
-    if plain.get("version") != SNAPSHOT_VERSION:
-        raise CheckpointError(
-            f"the controller's snapshot has version {plain.get('version')!r}, this release reads {SNAPSHOT_VERSION}"
+    version = plain.get("version") if isinstance(plain, Mapping) else None
+    if version != SNAPSHOT_VERSION:
+        raise CheckpointDamaged(
+            f"the controller's snapshot has version {version!r}, this release reads {SNAPSHOT_VERSION}"
         )
     try:
         catalog.shapes = Shapes(tuple(shape) for shape in plain["trailing_shapes"])
@@ -61,7 +61,9 @@ def fill_catalog(catalog: Catalog, plain: Mapping[str, Any], block_units: Mappin
         for claim_id, keys in plain["grants"]:
             catalog.grants[claim_id] = ClaimAnswer(claim_id, tuple(keys))
         catalog.repeated_batches = plain["repeated_batches"]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, Refused, WireError) as error:
+    except CheckpointDamaged:
+        raise
+    except Exception as error:  # whatever it is that the bytes of a snapshot cause, it is damage
         raise CheckpointDamaged(f"the controller's snapshot cannot be read: {type(error).__name__}: {error}") from error
 
 

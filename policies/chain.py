@@ -148,7 +148,7 @@ def chunk_place(identity: CallIdentity, key: str) -> tuple[int, int] | None:
     """(attempt, index) that ``key`` names, if it is a chunk key of some attempt of this call; else None."""
     head, _, index = key.rpartition("#")
     stem, _, attempt = head.rpartition("@a")
-    if stem != f"{identity.rollout_id}/{identity.call_id}" or not (_is_number(index) and _is_number(attempt)):
+    if stem != identity.row_key or not (_is_number(index) and _is_number(attempt)):
         return None
     return int(attempt), int(index)
 

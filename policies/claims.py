@@ -18,6 +18,7 @@ row and lasts as long as its partition, so name tasks after what they do, not af
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -52,6 +53,13 @@ class WaitRequest:
     keys: tuple[str, ...]
     fields: tuple[str, ...]
     deadline: float
+
+
+def deadline(now: float, timeout: float) -> float:
+    """``timeout`` seconds from ``now``; `Refused` for NaN, which is neither sooner nor later than anything."""
+    if math.isnan(timeout):
+        raise Refused("a timeout of NaN s; give seconds")
+    return now + timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +291,14 @@ class Consumers:
     def close(self, error: Refused) -> list[ClaimAnswer]:
         """The partition goes: every parked request is answered with ``error``."""
         return [ClaimAnswer(claim_id, error=error) for claim_id in self._parked]
+
+    def unclaim(self, task: Task, taken: Sequence[Row], rows: Collection[Row]) -> None:
+        """The task has not claimed the rows ``taken`` after all. ``rows``: all of the partition. O(rows), and rare."""
+        for row in taken:
+            task.claimed -= bool(row.claimed & task.bit)
+            row.claimed &= ~task.bit
+        for watch in task.watches.values():
+            _refill(watch, rows)
 
     def reset(self, name: str, rows: Collection[Row]) -> None:
         """The task has claimed nothing any more; all its rows are offered again."""

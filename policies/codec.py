@@ -45,7 +45,7 @@ class Message:
 
 
 def encode_message(message: Message) -> list[Buffer]:
-    """The frames of a message: header first, then its buffers as they are."""
+    """The frames of a message: header first, then its buffers as they are. `WireError` when msgpack cannot hold it."""
     header = {
         "v": PROTOCOL_VERSION,
         "id": message.id,
@@ -53,7 +53,10 @@ def encode_message(message: Message) -> list[Buffer]:
         "body": message.body,
         "sizes": [memoryview(b).nbytes for b in message.buffers],
     }
-    return [msgpack.packb(header), *message.buffers]
+    try:
+        return [msgpack.packb(header), *message.buffers]
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise WireError(f"{message.op!r} holds a value that no message can carry: {error}") from None
 
 
 def decode_message(frames: Sequence[memoryview]) -> Message:

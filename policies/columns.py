@@ -23,6 +23,8 @@ from policies.dtypes import BYTES, MSGPACK, storage_dtype
 from policies.errors import WireError
 
 JAGGED = -1
+DEEPEST = 64
+"""Levels of lists and mappings in a plain value: far below what msgpack and a Python stack can hold."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,23 +206,28 @@ def bytes_rows(rows: Sequence[bytes], dtype: str = BYTES) -> Column:
 def plain_rows(rows: Sequence[Any]) -> Column:
     """A column of msgpack-plain values. `WireError` names a value that msgpack cannot hold without loss."""
     for value in rows:
-        _require_plain(value)
-    return bytes_rows([msgpack.packb(value) for value in rows], MSGPACK)
+        require_plain(value)
+    try:
+        return bytes_rows([msgpack.packb(value) for value in rows], MSGPACK)
+    except (ValueError, OverflowError) as error:
+        raise WireError(f"a plain value that msgpack cannot hold: {error}") from None
 
 
-def _require_plain(value: Any) -> None:
+def require_plain(value: Any, depth: int = 0) -> None:
     """Refuse what msgpack would change silently (tuples, numpy scalars, objects); see the types it keeps below."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return
+    if depth == DEEPEST:
+        raise WireError(f"a plain value may be nested {DEEPEST} deep")
     if type(value) is list:
         for item in value:
-            _require_plain(item)
+            require_plain(item, depth + 1)
         return
     if type(value) is dict:
         for key, item in value.items():
             if type(key) not in (str, int, bytes):
                 raise WireError(f"a plain mapping may have str, int or bytes keys, not {type(key).__name__}: {key!r}")
-            _require_plain(item)
+            require_plain(item, depth + 1)
         return
     raise WireError(
         f"a value of type {type(value).__name__} would not come back as it went: {value!r}. Plain values are None, "

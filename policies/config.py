@@ -50,8 +50,9 @@ class RolloutRecoveryConfig:
 class CoalescerConfig:
     """Bounds of one `ReadCoalescer`.
 
-    ``max_keys`` per GET, ``max_in_flight`` GETs at once, ``max_waiting`` keys queued before callers are made to wait,
-    ``window_s`` to gather before a GET leaves (0: natural batching only), ``timeout_s`` deadline of each GET.
+    ``max_keys`` per GET (leaders of a plane use its ``generation_prefix_batch_size``), ``max_in_flight`` GETs at once,
+    ``max_waiting`` keys queued before callers are made to wait, ``window_s`` to gather before a GET leaves (0: natural
+    batching only), ``timeout_s`` deadline of each GET.
     """
 
     max_keys: int = 256
@@ -96,8 +97,20 @@ class PlaneConfig:
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         _require(self, "unit_placement", self.unit_placement in ("spread", "here"), "'spread' or 'here'")
         _require(self, "unit_cpus", self.unit_cpus >= 0, "at least 0")
+        keys = self.rollout_recovery.generation_prefix_batch_size
+        if self.coalescer.max_keys not in (CoalescerConfig().max_keys, keys):
+            raise ConfigError(
+                f"coalescer.max_keys is {self.coalescer.max_keys}; keys per restore GET are set by "
+                f"rollout_recovery.generation_prefix_batch_size, which is {keys}",
+                field="coalescer.max_keys",
+            )
         for name in ("request_timeout_s", "launch_timeout_s"):
             _require(self, name, getattr(self, name) > 0, "more than 0 seconds")
+
+    @property
+    def restore(self) -> CoalescerConfig:
+        """The coalescer's bounds as leaders use them: keys per GET follow ``generation_prefix_batch_size``."""
+        return dataclasses.replace(self.coalescer, max_keys=self.rollout_recovery.generation_prefix_batch_size)
 
 
 def load(cls: type[T], mapping: Mapping[str, Any], where: str = "") -> T:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.errors import CheckpointDamaged, FingerprintMismatch
+from policies.errors import CheckpointDamaged, CheckpointError, FingerprintMismatch
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -64,16 +64,24 @@ class Manifest:
     files: Sequence[FileEntry]
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "checkpoint_id": self.checkpoint_id,
-                "fingerprint": dict(self.fingerprint),
-                "unit_files": list(self.unit_files),
-                "files": [f.to_plain() for f in self.files],
-            },
-            indent=2,
-        )
+        """Raises `CheckpointError` when the fingerprint would not read back as it is."""
+        plain = {
+            "schema_version": SCHEMA_VERSION,
+            "checkpoint_id": self.checkpoint_id,
+            "fingerprint": dict(self.fingerprint),
+            "unit_files": list(self.unit_files),
+            "files": [f.to_plain() for f in self.files],
+        }
+        try:
+            text = json.dumps(plain, indent=2)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"the fingerprint {dict(self.fingerprint)!r} is not JSON: {error}") from None
+        if json.loads(text)["fingerprint"] != plain["fingerprint"]:
+            raise CheckpointError(
+                f"the fingerprint {dict(self.fingerprint)!r} would read back otherwise, and so match no job; use "
+                "string keys, lists, strings and finite numbers"
+            )
+        return text
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:
@@ -93,10 +101,11 @@ class Manifest:
                 unit_files=[str(name) for name in plain["unit_files"]],
                 files=[FileEntry.from_plain(f) for f in plain["files"]],
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CheckpointDamaged(f"{where}: {MANIFEST} cannot be read: {error!r}") from None
         names = [entry.name for entry in manifest.files]
-        if any("/" in name or name in ("", ".", "..") for name in names) or not set(manifest.unit_files) <= set(names):
+        needed = {CONTROLLER_FILE, JOB_FILE, *manifest.unit_files}
+        if any("/" in name or name in ("", ".", "..") for name in names) or not needed <= set(names):
             raise CheckpointDamaged(f"{where}: {MANIFEST} names files that cannot be its own: {names}")
         return manifest
 

@@ -16,13 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.batches import CLEARED, MISSING, OK, UNREACHABLE, Batch, PutAck
+from policies.checksums import block_checksum
 from policies.codec import Buffer, Message, decode_columns, encode_columns, unpack_ints
-from policies.columns import Column
-from policies.errors import Refused, RegraftError, RequestTimeout, WireError
+from policies.columns import Column, require_plain
+from policies.errors import Refused, RegraftError, RequestTimeout, Unreachable, WireError
 from policies.locations import Located, located_from_plain
 from policies.placement import RoundRobin
 
 CONTROLLER = "controller"
+GIVE_BACK_S = 1.0
+"""How long a caller waits to hear that its request was taken back. It is sent whether or not it hears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,45 @@ def ask_one(ask: Ask) -> Operation[Message]:
 def ask_body(ask: Ask) -> Operation[Mapping[str, Any]]:
     answer = yield from ask_one(ask)
     return answer.body
+
+
+def require_timeout(seconds: float) -> None:
+    """Raise `Refused` for what is no duration; infinity is one."""
+    if not isinstance(seconds, int | float) or not seconds >= 0:
+        raise Refused(f"a timeout of {seconds!r} s; give seconds, 0 or more")
+
+
+def _name(what: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise Refused(f"{what} must be a string, not {type(value).__name__}: {value!r}")
+    return value
+
+
+def _names(what: str, values: Sequence[str]) -> list[str]:
+    """The strings as a list of their own. A single string is refused: it would be read as its letters."""
+    if isinstance(values, str | bytes):
+        raise Refused(f"{what}s must be a list of strings, not {type(values).__name__}: {values!r}")
+    names = list(values)
+    for value in names:
+        if not isinstance(value, str):
+            raise Refused(f"{what} must be a string, not {type(value).__name__}: {value!r}")
+    return names
+
+
+def _tags(tags: Sequence[Mapping[str, Any] | None], keys: Sequence[str]) -> list[dict[str, Any] | None]:
+    """The tags as plain data; `Refused` names the key whose tags would not arrive as they are."""
+    if len(tags) != len(keys):
+        raise Refused(f"{len(tags)} tags for {len(keys)} keys")
+    plain: list[dict[str, Any] | None] = []
+    for key, given in zip(keys, tags, strict=True):
+        if given is not None and not isinstance(given, Mapping):
+            raise Refused(f"the tags of key {key!r} must be a mapping or None, not {given!r}", key=key)
+        plain.append(None if given is None else dict(given))
+        try:
+            require_plain(plain[-1])
+        except WireError as error:
+            raise Refused(f"the tags of key {key!r}: {error.message}", key=key) from None
+    return plain
 
 
 class Routes:
@@ -106,20 +148,26 @@ def put(
     tags: Sequence[Mapping[str, Any] | None] | None,
     batch_id: str,
 ) -> Operation[PutAck]:
-    """Store one block and publish it. A batch id that was applied already is acknowledged again, not applied again."""
+    """Store one block and publish it. A batch id that was applied already is acknowledged again, not applied again.
+
+    The unit refuses the put when its bytes are not those of ``columns`` at this moment: buffers leave without a copy,
+    and a caller that was told of a timeout may write to its arrays while they are still on their way.
+    """
+    keys = _names("key", keys)
     for name, column in columns.items():
         if column.rows != len(keys):
             raise Refused(f"field {name!r} has {column.rows} rows for {len(keys)} keys", field=name)
-    if tags is not None and len(tags) != len(keys):
-        raise Refused(f"{len(tags)} tags for {len(keys)} keys")
+    plain_tags = None if tags is None else _tags(tags, keys)
+    checksum = block_checksum({_name("field", name): column for name, column in columns.items()})
     unit = yield from routes.place()
     buffers: list[Buffer] = []
     body = {
         "batch_id": batch_id,
-        "partition": partition,
-        "keys": list(keys),
+        "partition": _name("partition", partition),
+        "keys": keys,
         "columns": encode_columns(columns, buffers),
-        "tags": None if tags is None else [None if tag is None else dict(tag) for tag in tags],
+        "tags": plain_tags,
+        "checksum": checksum,
     }
     answer = yield from ask_body(Ask(unit, "put", body, buffers))
     return PutAck(
@@ -133,6 +181,7 @@ def put(
 
 def get(routes: Routes, partition: str, keys: Sequence[str], fields: Sequence[str] | None) -> Operation[Batch]:
     """Read rows: one lookup, then one request per unit, all at once. Keys that moved meanwhile are looked up again."""
+    keys = _names("key", keys)
     located = yield from _locate(partition, keys, fields)
     reading = _Reading(keys, located)
     yield from _read(routes, reading, located, np.arange(len(keys)))
@@ -145,7 +194,11 @@ def get(routes: Routes, partition: str, keys: Sequence[str], fields: Sequence[st
 
 
 def _locate(partition: str, keys: Sequence[str], fields: Sequence[str] | None) -> Operation[Located]:
-    body = {"partition": partition, "keys": list(keys), "fields": None if fields is None else list(fields)}
+    body = {
+        "partition": _name("partition", partition),
+        "keys": list(keys),
+        "fields": None if fields is None else _names("field", fields),
+    }
     answer = yield from ask_body(Ask(CONTROLLER, "locate", body))
     return located_from_plain(answer)
 
@@ -254,18 +307,22 @@ def _in_order(parts: Sequence[tuple[NDArray[np.int64], Column]], ok: NDArray[np.
 
 def clear(partition: str, keys: Sequence[str]) -> Operation[int]:
     """Clear keys; those that do not exist are no error. The number of rows that went."""
-    body = yield from ask_body(Ask(CONTROLLER, "clear", {"partition": partition, "keys": list(keys)}))
+    body = yield from ask_body(Ask(CONTROLLER, "clear", _rows(partition, keys)))
     return int(body["removed"])
 
 
+def _rows(partition: str, keys: Sequence[str]) -> dict[str, Any]:
+    return {"partition": _name("partition", partition), "keys": _names("key", keys)}
+
+
 def list_keys(partition: str, where: Mapping[str, Any] | None) -> Operation[list[tuple[str, dict[str, Any]]]]:
-    body = yield from ask_body(Ask(CONTROLLER, "list", {"partition": partition, "where": where}))
+    body = yield from ask_body(Ask(CONTROLLER, "list", {"partition": _name("partition", partition), "where": where}))
     return [(str(key), dict(tags)) for key, tags in body["keys"]]
 
 
 def tag(partition: str, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> Operation[None]:
-    body = {"partition": partition, "keys": list(keys), "tags": [dict(t) for t in tags]}
-    yield from ask_one(Ask(CONTROLLER, "tag", body))
+    body = _rows(partition, keys)
+    yield from ask_one(Ask(CONTROLLER, "tag", {**body, "tags": [t or {} for t in _tags(tags, body["keys"])]}))
 
 
 def claim(
@@ -273,17 +330,19 @@ def claim(
 ) -> Operation[list[str]]:
     """``count`` ready rows that ``task`` has not claimed before; waits for them up to ``timeout`` seconds.
 
-    Raises `RequestTimeout` when they did not come; then nothing was claimed.
+    Raises `RequestTimeout` when they did not come; then nothing was claimed. A claim whose answer is lost, or that its
+    caller abandons, is given back.
     """
+    require_timeout(timeout)
     body = {
-        "partition": partition,
-        "task": task,
-        "fields": list(fields),
+        "partition": _name("partition", partition),
+        "task": _name("task", task),
+        "fields": _names("field", fields),
         "count": count,
         "timeout": timeout,
         "claim_id": claim_id,
     }
-    answer = yield from ask_body(Ask(CONTROLLER, "claim", body, repeatable=False, patience_s=timeout))
+    answer = yield from _parked("claim", body, claim_id, partition, task)
     if answer["timed_out"]:
         raise RequestTimeout(
             f"task {task!r} asked for {count} rows of partition {partition!r} with fields {list(fields)} and "
@@ -294,18 +353,27 @@ def claim(
 
 def wait(partition: str, keys: Sequence[str], fields: Sequence[str], timeout: float, wait_id: str) -> Operation[None]:
     """Return when all ``keys`` have all ``fields``; `RequestTimeout` when that takes longer than ``timeout``."""
-    body = {
-        "partition": partition,
-        "keys": list(keys),
-        "fields": list(fields),
-        "timeout": timeout,
-        "wait_id": wait_id,
-    }
-    answer = yield from ask_body(Ask(CONTROLLER, "wait", body, repeatable=False, patience_s=timeout))
+    require_timeout(timeout)
+    body = {**_rows(partition, keys), "fields": _names("field", fields), "timeout": timeout, "wait_id": wait_id}
+    answer = yield from _parked("wait", body, wait_id, partition, None)
     if answer["timed_out"]:
         raise RequestTimeout(
             f"waited {timeout:g} s for fields {list(fields)} of {len(keys)} keys of partition {partition!r}"
         )
+
+
+def _parked(
+    op: str, body: Mapping[str, Any], request_id: str, partition: str, task: str | None
+) -> Operation[Mapping[str, Any]]:
+    """The answer to a request that the controller may park. Whoever goes without the answer takes the request back,
+    so that no row is claimed for nobody."""
+    (outcome,) = yield [Ask(CONTROLLER, op, body, patience_s=body["timeout"])]
+    if isinstance(outcome, Unreachable):
+        back = {"request_id": request_id, "partition": partition, "task": task}
+        yield [Ask(CONTROLLER, "give_back", back, repeatable=False, patience_s=GIVE_BACK_S)]
+    if isinstance(outcome, RegraftError):
+        raise outcome
+    return outcome.body
 
 
 def create_partition(partition: str, fields: Mapping[str, str] | None, expected_rows: int | None) -> Operation[None]:

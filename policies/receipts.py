@@ -53,7 +53,8 @@ class Acknowledgement:
 
     ``disposition`` is ``durable_prefix`` or ``durable_failure``. For a prefix: ``keys`` is its whole chain in order,
     ``tokens`` the number of tokens in it, ``digest`` the digest of the chain (see `policies.chain`), ``finish_reason``
-    is set when the call had already ended by itself (a terminal completion). For a failure: ``reason``, and ``cause``
+    is set when the call had already ended by itself (a terminal completion); if its finished row had been stored as
+    well, that row holds it and ``keys`` is empty. For a failure: ``reason``, and ``cause``
     says in words what was found.
     """
 
@@ -137,10 +138,16 @@ class Continuation:
 
     @classmethod
     def of(cls, acknowledgement: Acknowledgement, request: GenerationRequest) -> Continuation:
-        """Join an acknowledgement with the request it belongs to (same rollout and call id, else `ValueError`)."""
+        """Join an acknowledgement with the request it belongs to.
+
+        Raises `ValueError` when they are of different calls, and for a call that had finished and whose row is stored:
+        there is nothing left to go on with.
+        """
         asked, got = request.identity, acknowledgement.identity
         if (asked.rollout_id, asked.call_id) != (got.rollout_id, got.call_id):
             raise ValueError(f"the acknowledgement is of call {got}, the request of call {asked}")
+        if acknowledgement.finish_reason is not None and not acknowledgement.keys:
+            raise ValueError(f"call {got} had finished before the cut; its row is stored, so it is not resumed")
         return cls(
             request,
             acknowledgement.keys,
@@ -154,5 +161,6 @@ class Continuation:
         return max(0, self.request.max_tokens - self.tokens)
 
     @property
-    def remaining_min_tokens(self) -> int:
-        return max(0, self.request.min_tokens - self.tokens)
+    def whole_reason(self) -> str | None:
+        """The finish reason of a chain that is the whole call, which needs no engine any more; else None."""
+        return self.finish_reason or ("length" if self.keys and self.remaining_max_tokens == 0 else None)

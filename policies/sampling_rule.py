@@ -63,7 +63,7 @@ def nucleus(weights: NDArray[Any], top_p: float) -> NDArray[np.intp]:
 def _without(logits: NDArray[np.float32], banned: Sequence[int]) -> NDArray[np.float32]:
     if not banned:
         return logits
-    allowed = logits.copy()
+    allowed: NDArray[np.float32] = logits.copy()
     allowed[list(banned)] = -np.inf
     if allowed.max() == -np.inf:
         raise ValueError(f"all tokens with a finite logit are banned ({len(banned)} ids)")

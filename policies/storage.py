@@ -6,7 +6,9 @@ Rules, all in this file:
    on its way leave together with the next.
 2. A batch id is stored once. A repeated put waits for the same outcome, or gets the same acknowledgement again.
 3. A refused publish drops its block. A publish whose outcome is unknown is sent again until the controller answers.
-4. A block goes when its last row is freed. While the unit is *held* (a checkpoint is reading its blocks) frees wait.
+   When the controller cannot take a message of several, each is published alone, so that one put fails for itself.
+4. A block goes when its last row is freed. While anybody *holds* the unit (a checkpoint is about to capture its
+   blocks) frees wait.
 
 Costs: a put is one dict insert per batch; a read is one lookup and one gather per field; a free is O(rows freed).
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 from policies.batches import CLEARED, MISSING
 from policies.checksums import block_checksum
 from policies.columns import Column
-from policies.errors import CapacityExceeded, RegraftError, Unreachable
+from policies.errors import CapacityExceeded, Refused, RegraftError, Unreachable, WireError
 from policies.locations import FieldSchema, Publication
 
 REMEMBERED_BATCHES = 65_536
@@ -100,9 +102,11 @@ class UnitState:
         self.nbytes = 0
         self._puts: dict[str, _Put] = {}
         self._unpublished: list[str] = []
+        self._alone: list[str] = []
         self._publishing: list[str] = []
         self._acknowledged: OrderedDict[str, Stored] = OrderedDict()
-        self._held = False
+        self._loaded: dict[str, list[int]] = {}
+        self._holds: set[str] = set()
         self._held_frees: list[tuple[int, NDArray[np.int64]]] = []
 
     def put(
@@ -113,20 +117,26 @@ class UnitState:
         keys: Sequence[str],
         columns: Mapping[str, Column],
         tags: Sequence[Mapping[str, Any] | None] | None,
+        checksum: int,
     ) -> list[Answer]:
-        """Take a put in. Its answer may come at once (a repeat) or after its publish."""
+        """Take a put in. Its answer may come at once (a repeat) or after its publish. ``checksum`` is the
+        `block_checksum` of the columns when the writer gave them."""
         if batch_id in self._acknowledged:
             return [Answer(token, self._acknowledged[batch_id])]
         if batch_id in self._puts:
             self._puts[batch_id].waiting.append(token)
             return []
+        found = block_checksum(columns)
+        if found != checksum:
+            changed = WireError(f"checksum {checksum} was sent, the put has {found}: its arrays changed on their way")
+            return [Answer(token, changed)]
         nbytes = sum(c.nbytes for c in columns.values())
         if self.nbytes + nbytes > self._capacity:
-            error = CapacityExceeded(
+            full = CapacityExceeded(
                 f"this unit holds {self.nbytes} of {self._capacity} bytes and the put has {nbytes}; clear rows, or "
                 "launch the plane with more units or a larger unit_capacity_bytes"
             )
-            return [Answer(token, error)]
+            return [Answer(token, full)]
         block = Block.of(next(self._ids), len(keys), columns)
         self._add(block)
         fields = {name: FieldSchema(c.dtype, c.shape, c.lengths()) for name, c in columns.items()}
@@ -135,16 +145,19 @@ class UnitState:
         row_bytes = np.zeros(len(keys), np.int64)
         for column in columns.values():
             row_bytes += column.row_bytes()
-        stored = Stored(block.id, publication.keys, row_bytes, block_checksum(columns))
+        stored = Stored(block.id, publication.keys, row_bytes, checksum)
         self._puts[batch_id] = _Put(publication, stored, [token])
         self._unpublished.append(batch_id)
         return []
 
     def next_publish(self) -> list[Publication]:
         """What to publish now: everything that waits, or nothing while a publish is on its way."""
-        if self._publishing or not self._unpublished:
+        if self._publishing:
             return []
-        self._publishing, self._unpublished = self._unpublished, []
+        if self._alone:
+            self._publishing, self._alone = self._alone[:1], self._alone[1:]
+        else:
+            self._publishing, self._unpublished = self._unpublished, []
         return [self._puts[batch_id].publication for batch_id in self._publishing]
 
     def published(self, outcomes: Sequence[RegraftError | None]) -> list[Answer]:
@@ -161,6 +174,13 @@ class UnitState:
                 self._drop(put.publication.block)
             answers += [Answer(token, refusal or put.stored) for token in put.waiting]
         return answers
+
+    def publish_failed(self, error: RegraftError) -> list[Answer]:
+        """The controller answered that it cannot take the message: the fault of one of the puts in it."""
+        if len(self._publishing) == 1:
+            return self.published([error])
+        self._alone, self._publishing = self._publishing, []
+        return []
 
     def publish_unknown(self, error: RegraftError) -> list[Answer]:
         """No answer came. The writers are told so; the blocks stay and their publish is due again."""
@@ -197,7 +217,7 @@ class UnitState:
 
     def free(self, frees: Iterable[tuple[int, NDArray[np.int64]]]) -> None:
         """Forget rows. Rows and blocks that are already gone are no error; a held unit does it on release."""
-        if self._held:
+        if self._holds:
             self._held_frees.extend(frees)
             return
         for block_id, positions in frees:
@@ -207,19 +227,44 @@ class UnitState:
                 if block.live == 0:
                     self._drop(block_id)
 
-    def hold(self) -> None:
-        """Keep every block and row until `release`."""
-        self._held = True
+    def hold(self, holder: str) -> None:
+        """Keep every block and row until each holder's `release`."""
+        self._holds.add(holder)
 
-    def release(self) -> None:
-        self._held = False
-        waiting, self._held_frees = self._held_frees, []
-        self.free(waiting)
+    def release(self, holder: str) -> None:
+        """A holder is done; one that holds nothing (any more) is no error."""
+        self._holds.discard(holder)
+        if not self._holds:
+            waiting, self._held_frees = self._held_frees, []
+            self.free(waiting)
 
-    def load(self, block: Block) -> None:
-        """Take in a block of a checkpoint under its own id."""
-        if block.id not in self.blocks:
+    def capture(self, holder: str, block_ids: Sequence[int]) -> list[Block]:
+        """Blocks as they are now, whatever is freed later. `Refused` when they may have changed since the hold."""
+        if holder not in self._holds:
+            raise Refused(f"unit {self._name} is not held by {holder!r} any more; save again")
+        missing = [block_id for block_id in block_ids if block_id not in self.blocks]
+        if missing:
+            raise Refused(f"unit {self._name} does not hold blocks {missing[:5]} that the controller lists on it")
+        blocks = (self.blocks[block_id] for block_id in block_ids)
+        return [replace(block, dead=None if block.dead is None else block.dead.copy()) for block in blocks]
+
+    def load(self, restore: str, blocks: Sequence[Block]) -> None:
+        """Take in blocks of a checkpoint under their own ids, all or none. `CapacityExceeded` when they do not fit."""
+        coming = sum(block.nbytes for block in blocks)
+        if self.nbytes + coming > self._capacity:
+            raise CapacityExceeded(
+                f"unit {self._name} holds {self.nbytes} of {self._capacity} bytes and the checkpoint brings {coming}; "
+                "launch the plane with more units or a larger unit_capacity_bytes"
+            )
+        for block in blocks:
+            self._drop(block.id)
             self._add(block)
+        self._loaded.setdefault(restore, []).extend(block.id for block in blocks)
+
+    def unload(self, restore: str) -> None:
+        """Forget what was loaded for a restore: it has failed, and another may bring the same blocks otherwise."""
+        for block_id in self._loaded.pop(restore, ()):
+            self._drop(block_id)
 
     def _add(self, block: Block) -> None:
         self.blocks[block.id] = block

@@ -9,6 +9,7 @@ from actors.client import DataPlaneClient, PlaneAddress
 from actors.controller import PatchedController
 from actors.storage_unit import StorageUnit
 from actors.wire.secret import new_secret
+from policies.config import PlaneConfig
 
 HOST = "127.0.0.1"
 FRAME_LIMIT = 1 << 30
@@ -17,7 +18,8 @@ FRAME_LIMIT = 1 << 30
 class InProcessPlane:
     def __init__(self, units: int = 2, capacity: int = 1 << 30, strict: bool = False, timeout: float = 10.0) -> None:
         self.secret = new_secret()
-        self.controller = PatchedController(HOST, self.secret, timeout, strict, FRAME_LIMIT)
+        config = PlaneConfig(strict_partitions=strict, request_timeout_s=timeout, max_frame_bytes=FRAME_LIMIT)
+        self.controller = PatchedController(HOST, self.secret, config)
         self.address: PlaneAddress = self.controller.address()
         self.units = {f"u{i}": self.make_unit(f"u{i}", i, capacity) for i in range(units)}
         for unit in self.units.values():

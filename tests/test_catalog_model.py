@@ -429,7 +429,7 @@ class CatalogMachine(RuleBasedStateMachine):
         packed = msgpack.unpackb(msgpack.packb(plain), strict_map_key=False)
         if moved:
             self.block_units = {b: UNITS[b % 2] for b in self.block_units}
-        restored = Catalog.restore(packed, self.block_units)
+        restored = Catalog.restore(packed, self.block_units, self.catalog.strict)
         assert restored.snapshot() == plain
         self.catalog = restored
         for unit in UNITS:

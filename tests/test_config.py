@@ -19,7 +19,7 @@ def test_defaults_are_those_of_the_design() -> None:
 def test_a_nested_mapping_loads() -> None:
     config = load_yaml(PlaneConfig, "units: 3\nrollout_recovery: {generation_prefix_batch_size: 8}\n")
     assert config.units == 3 and config.rollout_recovery.generation_prefix_batch_size == 8
-    assert config.coalescer == CoalescerConfig()
+    assert config.restore == CoalescerConfig(max_keys=8), "one knob for rows per PUT and keys per GET"
     assert load(PlaneConfig, {"request_timeout_s": 5}).request_timeout_s == 5.0
 
 
@@ -33,6 +33,7 @@ def test_a_nested_mapping_loads() -> None:
         ("units: 0", "PlaneConfig.units is 0"),
         ("unit_placement: there", "PlaneConfig.unit_placement is 'there'"),
         ("coalescer: {window_s: -1}", "CoalescerConfig.window_s"),
+        ("coalescer: {max_keys: 7}", "coalescer.max_keys is 7"),
         ("rollout_recovery: 3", "'rollout_recovery' is 3"),
         ("- 1", "mapping"),
         ("a: [", "not YAML"),

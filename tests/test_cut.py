@@ -52,7 +52,8 @@ FATES = ("ok", "ok", "ok", "fail_before", "fail_after", "wrong_checksum", "wrong
 class Cuts(RuleBasedStateMachine):
     @initialize(lengths=st.lists(st.integers(1, 4), min_size=3, max_size=8))
     def start(self, lengths: list[int]) -> None:
-        self.table = CaptureTable(vocab_size=10_000)
+        self.table = CaptureTable()
+        self.table.expect_vocabulary(10_000)
         self.now = 0.0
         self.store: dict[str, list[int]] = {}
         self.late: set[str] = set()  # keys whose clear failed and that are cleared later

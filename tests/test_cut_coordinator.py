@@ -90,7 +90,8 @@ def test_nothing_is_lost_doubled_or_left_behind(
                 engine.step()
                 for at, how, index in endings:
                     if at == turn and CALLS[index] in engine.made:
-                        await getattr(coordinator, how)(CALLS[index])
+                        reason = ("stop",) if how == "finish" else ()
+                        await getattr(coordinator, how)(CALLS[index], *reason)
                         del engine.made[CALLS[index]]
                 await asyncio.sleep(0)
             cut.cancel()
@@ -216,7 +217,7 @@ async def test_a_finished_call_is_terminal_and_its_chunks_go() -> None:
     engine.step(2)
     await coordinator.cut(Inventory.of("a", CALLS))
     engine.step(1, {CALLS[0]: "length"})
-    await coordinator.finish(CALLS[0])
+    await coordinator.finish(CALLS[0], "stop")
     await coordinator.drain()
     assert CALLS[0] not in coordinator.active_calls()
     assert not any(key.startswith(str(CALLS[0])) for key in plane.rows)
@@ -233,7 +234,7 @@ async def test_a_fence_keeps_the_chunks_of_calls_that_finish_during_a_save() -> 
     receipt = await coordinator.cut(Inventory.of("a", CALLS))
     await coordinator.pause_cleanup()
     for call in CALLS:
-        await coordinator.finish(call)
+        await coordinator.finish(call, "stop")
     for _ in range(20):
         await asyncio.sleep(0)
     assert set(plane.rows) == {key for a in receipt.acknowledgements for key in a.keys}
@@ -262,7 +263,7 @@ async def test_a_resumed_call_goes_on_from_its_chain() -> None:
     second = await settled(new, plane, engine)
     assert second.acknowledgements[0].keys == (CALLS[0].chunk_key(0), lives[0].chunk_key(1))
     for life in lives:
-        await new.finish(life)
+        await new.finish(life, "stop")
     await new.drain()
     assert plane.rows == {}
 
@@ -302,7 +303,8 @@ async def test_a_call_that_ended_is_not_begun_again() -> None:
 
 async def test_one_nonsense_delta_costs_one_call() -> None:
     plane = FakePlane()
-    coordinator = CutCoordinator(plane, SMALL, vocab_size=1000)
+    coordinator = CutCoordinator(plane, SMALL)
+    coordinator.expect_vocabulary(1000)
     engine = Engine(coordinator)
     engine.step()
     coordinator.observe([StepDelta((CALLS[2],), (tokens(-1, 1),), {})])

@@ -16,7 +16,7 @@ from actors.generation_worker import TRAIN, Completion, GenerationWorker
 from actors.read_coalescer import ReadCoalescer
 from policies.calls import CallIdentity, GenerationRequest
 from policies.config import CoalescerConfig, RolloutRecoveryConfig
-from policies.errors import EngineError, FingerprintMismatch
+from policies.errors import ClosedError, EngineError, FingerprintMismatch
 from policies.receipts import DURABLE_PREFIX, Acknowledgement, Continuation, Inventory
 from tests.handles import Handle
 from tests.plane_in_process import InProcessPlane, in_process_plane
@@ -77,9 +77,11 @@ async def start() -> AsyncIterator[Start]:
 
 
 async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
+    async def poll() -> None:
         while not condition():
             await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(poll(), seconds)
 
 
 def request(call: str = "c0", max_tokens: int = 400, rollout: str = "r0") -> GenerationRequest:
@@ -190,7 +192,7 @@ async def test_a_call_cut_at_its_end_needs_no_engine(start: Start) -> None:
     before, after = start(), start(EngineSpec("tiny", {"rows": 1}))
     first = request(max_tokens=30)
 
-    async def not_told(_: CallIdentity) -> None:
+    async def not_told(*_: object) -> None:
         """The leader stops between the last token and this message."""
 
     before.coordinator.finish = not_told  # type: ignore[assignment, method-assign]
@@ -213,7 +215,7 @@ async def test_an_engine_of_another_model_resumes_nothing(start: Start) -> None:
     first = request()
     acknowledgement = await interrupted(before, first, 50)
     made_by = asdict(await before.worker.ready())
-    with pytest.raises(FingerprintMismatch, match="model 'tiny-0.*this job has 'tiny-1"):
+    with pytest.raises(FingerprintMismatch, match=r"model 'tiny-0.*this job has 'tiny-1"):
         await after.worker.resume(following(acknowledgement, first), "exact", made_by)
     assert after.coordinator.active_calls() == ()
 
@@ -223,7 +225,6 @@ async def test_an_engine_that_cannot_load_fails_its_calls_by_name(start: Start) 
     for attempt in (leader.worker.ready, lambda: leader.worker.generate(request())):
         with pytest.raises(EngineError, match="'nosuch'"):
             await attempt()
-    assert leader.coordinator.active_calls() == ()
 
 
 async def test_a_call_the_engine_cannot_take_fails_alone(start: Start) -> None:
@@ -234,6 +235,7 @@ async def test_a_call_the_engine_cannot_take_fails_alone(start: Start) -> None:
     )  # fmt: skip
     assert isinstance(results[0], EngineError) and "100" in str(results[0])
     assert isinstance(results[1], Completion) and results[1].tokens == 50
+    assert leader.coordinator.active_calls() == (), "nobody could go on with a call that no engine takes"
 
 
 async def test_an_aborted_call_ends_for_its_caller_and_its_chunks_go(start: Start) -> None:
@@ -248,6 +250,42 @@ async def test_an_aborted_call_ends_for_its_caller_and_its_chunks_go(start: Star
     client = AsyncDataPlaneClient(leader.plane.address)
     assert await client.list("staging") == [] and leader.coordinator.active_calls() == ()
     await client.close()
+
+
+async def test_a_call_that_runs_is_not_started_twice(start: Start) -> None:
+    leader = start()
+    first = request(max_tokens=300)
+    running = asyncio.create_task(leader.worker.generate(first))
+    await until(lambda: leader.made(first.identity) > 0)
+    with pytest.raises(EngineError, match="already"):
+        await leader.worker.generate(first)
+    assert (await running).tokens == 300, "the first is not hurt by the second"
+
+
+async def test_an_abort_while_the_engine_is_still_loading_is_not_lost(start: Start) -> None:
+    leader = start()
+    first = request(max_tokens=4000)
+    running = asyncio.create_task(leader.worker.generate(first))
+    await asyncio.sleep(0)
+    await leader.worker.abort(first.identity)
+    with pytest.raises(EngineError, match="was aborted"):
+        await running
+    assert (await leader.worker.generate(request("other", 20))).tokens == 20
+    assert leader.made(first.identity) == 0
+
+
+async def test_closing_answers_everybody_and_leaves_the_tokens_with_the_coordinator(start: Start) -> None:
+    leader = start()
+    first = request(max_tokens=4000)
+    running = asyncio.create_task(leader.worker.generate(first))
+    await until(lambda: leader.made(first.identity) > 20)
+    await leader.worker.close()
+    with pytest.raises(ClosedError):
+        await running
+    receipt = await leader.coordinator.cut(Inventory.of("after", [first.identity]))
+    assert receipt.acknowledgements[0].tokens > 10
+    with pytest.raises(ClosedError):
+        await leader.worker.generate(request("late"))
 
 
 async def test_a_coordinator_that_fails_ends_the_calls_instead_of_losing_their_tokens(start: Start) -> None:

@@ -6,18 +6,26 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from policies.batches import CLEARED, MISSING
+from policies.checksums import block_checksum
 from policies.columns import Column
-from policies.errors import CapacityExceeded, DtypeConflict, RequestTimeout, Unreachable
-from policies.storage import Answer, Stored, UnitState
+from policies.errors import CapacityExceeded, DtypeConflict, Refused, RequestTimeout, Unreachable, WireError
+from policies.storage import Answer, Block, Stored, UnitState
 
 REFUSED = DtypeConflict("refused")
+POISON = WireError("a header that is not msgpack")
 
 
 def column(*rows: int) -> Column:
     return Column.dense(np.array(rows, np.int64))
+
+
+def take_in(unit: UnitState, token: Any, batch: str, keys: list[str], *rows: int) -> list[Answer]:
+    columns = {"x": column(*rows)}
+    return unit.put(token, batch, "train", keys, columns, None, block_checksum(columns))
 
 
 class UnitMachine(RuleBasedStateMachine):
@@ -36,7 +44,7 @@ class UnitMachine(RuleBasedStateMachine):
         self.refused: set[str] = set()
         self.dead: dict[str, set[int]] = {}
         self.held_dead: list[tuple[str, int]] = []
-        self.held = False
+        self.holders: set[str] = set()
 
     def took(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -51,7 +59,7 @@ class UnitMachine(RuleBasedStateMachine):
         self.waiting[self.tokens] = batch
         rows = self.rows[batch]
         keys = [f"{batch}-{i}" for i in range(len(rows))]
-        self.took(self.unit.put(self.tokens, batch, "train", keys, {"x": column(*rows)}, None))
+        self.took(take_in(self.unit, self.tokens, batch, keys, *rows))
 
     @rule(target=puts, rows=st.lists(st.integers(0, 99), min_size=1, max_size=5))
     def put(self, rows: list[int]) -> str:
@@ -88,6 +96,26 @@ class UnitMachine(RuleBasedStateMachine):
         self.took(self.unit.published(outcomes))
         assert not [t for t, b in self.waiting.items() if b in batches], "a writer got no answer"
 
+    @rule(poisoned=st.integers(0, 4))
+    def publish_cannot_be_taken(self, poisoned: int) -> None:
+        """The controller cannot take the message for the sake of one put: the others are published all the same."""
+        batches, self.in_flight = self.in_flight, []
+        if not batches:
+            return
+        bad = batches[poisoned % len(batches)]
+        self.took(self.unit.publish_failed(POISON))
+        if len(batches) > 1:
+            for batch in batches:
+                (publication,) = self.unit.next_publish()
+                assert publication.batch_id == batch
+                if batch == bad:
+                    self.took(self.unit.publish_failed(POISON))
+                else:
+                    self.visible[batch] = publication.block
+                    self.dead[batch] = set()
+                    self.took(self.unit.published([None]))
+        self.refused.add(bad)
+
     @rule()
     def publish_lost(self) -> None:
         if self.in_flight:
@@ -102,23 +130,24 @@ class UnitMachine(RuleBasedStateMachine):
         if batch in self.visible:
             position = data.draw(st.integers(0, len(self.rows[batch]) - 1))
             self.unit.free([(self.visible[batch], np.array([position]))])
-            if self.held:
+            if self.holders:
                 self.held_dead.append((batch, position))
             else:
                 self.dead[batch].add(position)
 
-    @rule()
-    def hold(self) -> None:
-        self.held = True
-        self.unit.hold()
+    @rule(holder=st.sampled_from(["s1", "s2"]))
+    def hold(self, holder: str) -> None:
+        self.holders.add(holder)
+        self.unit.hold(holder)
 
-    @rule()
-    def release(self) -> None:
-        self.held = False
-        self.unit.release()
-        for batch, position in self.held_dead:
-            self.dead[batch].add(position)
-        self.held_dead = []
+    @rule(holder=st.sampled_from(["s1", "s2", "never held"]))
+    def release(self, holder: str) -> None:
+        self.holders.discard(holder)
+        self.unit.release(holder)
+        if not self.holders:
+            for batch, position in self.held_dead:
+                self.dead[batch].add(position)
+            self.held_dead = []
 
     @invariant()
     def reads_are_exact(self) -> None:
@@ -141,10 +170,10 @@ TestUnit = UnitMachine.TestCase
 
 def test_publishes_that_arrive_together_leave_together() -> None:
     unit = UnitState("u0", 0, 1 << 20)
-    unit.put("t1", "b1", "train", ["a"], {"x": column(1)}, None)
+    take_in(unit, "t1", "b1", ["a"], 1)
     assert [p.batch_id for p in unit.next_publish()] == ["b1"]
-    unit.put("t2", "b2", "train", ["b"], {"x": column(2)}, None)
-    unit.put("t3", "b3", "train", ["c"], {"x": column(3)}, None)
+    take_in(unit, "t2", "b2", ["b"], 2)
+    take_in(unit, "t3", "b3", ["c"], 3)
     assert unit.next_publish() == []
     unit.published([None])
     assert [p.batch_id for p in unit.next_publish()] == ["b2", "b3"]
@@ -152,8 +181,8 @@ def test_publishes_that_arrive_together_leave_together() -> None:
 
 def test_a_full_unit_says_by_how_much() -> None:
     unit = UnitState("u0", 0, 16)
-    unit.put("t1", "b1", "train", ["a"], {"x": column(1)}, None)
-    (answer,) = unit.put("t2", "b2", "train", ["b", "c"], {"x": column(2, 3)}, None)
+    take_in(unit, "t1", "b1", ["a"], 1)
+    (answer,) = take_in(unit, "t2", "b2", ["b", "c"], 2, 3)
     assert isinstance(answer.result, CapacityExceeded)
     assert "8 of 16 bytes and the put has 16" in answer.result.message
     assert len(unit.blocks) == 1
@@ -161,7 +190,7 @@ def test_a_full_unit_says_by_how_much() -> None:
 
 def test_reads_of_what_never_was() -> None:
     unit = UnitState("u0", 0, 1 << 20)
-    unit.put("t1", "b1", "train", ["a"], {"x": column(1)}, None)
+    take_in(unit, "t1", "b1", ["a"], 1)
     (publication,) = unit.next_publish()
     assert [v for _, v, _ in unit.read(publication.block, ["y"], np.array([0])).bad] == [MISSING]
     assert [v for _, v, _ in unit.read(publication.block, ["x"], np.array([1])).bad] == [MISSING]
@@ -173,6 +202,56 @@ def test_block_ids_of_two_incarnations_never_meet() -> None:
     for incarnation in (0, 1, (1 << 31) - 1):
         unit = UnitState("u0", incarnation, 1 << 20)
         for i in range(3):
-            unit.put(i, f"b{i}", "train", ["a"], {"x": column(1)}, None)
+            take_in(unit, i, f"b{i}", ["a"], 1)
         ids |= {p.block for p in unit.next_publish()}
     assert len(ids) == 9 and max(ids) < 1 << 63
+
+
+def test_arrays_that_change_on_their_way_are_refused_and_leave_nothing() -> None:
+    """Fault: a big buffer is reused in flight. After a timeout the writer may, while the message is still queued."""
+    unit, rows = UnitState("u0", 0, 1 << 20), np.ones(4, np.int64)
+    columns = {"x": Column.dense(rows)}
+    given = block_checksum(columns)
+    rows[2] = 2
+    (answer,) = unit.put("t1", "b1", "train", ["a", "b", "c", "d"], columns, None, given)
+    assert isinstance(answer.result, WireError) and "changed on their way" in answer.result.message
+    assert unit.blocks == {} and unit.next_publish() == []
+    rows[2] = 1
+    assert unit.put("t2", "b1", "train", ["a", "b", "c", "d"], columns, None, given) == []
+
+
+def test_what_is_captured_does_not_change_when_rows_are_freed() -> None:
+    """Fault: one writer does not take the barrier. The first of two savers ends the hold for itself only."""
+    unit = UnitState("u0", 0, 1 << 20)
+    take_in(unit, "t1", "b1", ["a", "b"], 1, 2)
+    (publication,) = unit.next_publish()
+    unit.published([None])
+    unit.free([(publication.block, np.array([0]))])
+    unit.hold("first")
+    unit.hold("second")
+    unit.release("first")
+    unit.free([(publication.block, np.array([1]))])
+    (captured,) = unit.capture("second", [publication.block])
+    unit.release("second")
+    assert unit.blocks == {} and captured.live == 1
+    assert captured.dead is not None and captured.dead.tolist() == [True, False]
+    with pytest.raises(Refused, match="not held by 'first'"):
+        unit.capture("first", [])
+    unit.hold("third")
+    with pytest.raises(Refused, match="does not hold blocks"):
+        unit.capture("third", [publication.block])
+
+
+def test_a_failed_restore_leaves_nothing_of_its_blocks() -> None:
+    """The same block of an earlier checkpoint has rows that are dead in the later one."""
+    unit, columns = UnitState("u0", 0, 64), {"x": column(1, 2)}
+    later = Block.of(7, 2, columns)
+    later.free(np.array([0]))
+    unit.load("r1", [later])
+    unit.unload("r1")
+    assert unit.blocks == {} and unit.nbytes == 0
+    unit.load("r2", [Block.of(7, 2, columns)])
+    assert unit.read(7, ["x"], np.array([0, 1])).bad == []
+    with pytest.raises(CapacityExceeded, match="16 of 64 bytes and the checkpoint brings 80"):
+        unit.load("r3", [Block.of(8 + i, 2, columns) for i in range(5)])
+    assert list(unit.blocks) == [7]

@@ -59,12 +59,16 @@ class Connection:
         self._dealer.connect(endpoint)
 
     def request(self, ask: Ask, timeout: float, finish: Callable[[Outcome], None]) -> None:
-        """Send ``ask`` and call ``finish`` once, within ``timeout`` seconds."""
+        """Send ``ask`` and call ``finish`` once, within ``timeout`` seconds; `WireError` when it cannot be sent."""
         if self._refusal is not None:
             finish(self._refusal)
             return
         request_id = next(self._ids)
-        frames = encode_message(Message(request_id, ask.op, ask.body, ask.buffers))
+        try:
+            frames = encode_message(Message(request_id, ask.op, ask.body, ask.buffers))
+        except WireError as error:
+            finish(error)
+            return
         timer = self._loop.call_later(timeout, lambda: self._expire(request_id, timeout))
         self._pending[request_id] = _Pending(ask.op, finish, timer)
         self._dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)

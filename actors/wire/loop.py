@@ -11,6 +11,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import socket
 import threading
 import time
@@ -20,6 +21,9 @@ from collections.abc import Callable
 import zmq
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_SLEEP_S = 3600.0
+"""A poll's limit is a 32-bit number of milliseconds; a timer may be due later than that, or never."""
 
 Callback = Callable[[], None]
 
@@ -83,17 +87,21 @@ class Loop:
                 self._waker.send(b"\0")
 
     def call_later(self, seconds: float, callback: Callback) -> Timer:
+        """Run ``callback`` on the loop's thread after ``seconds``; infinity is never. For the loop's thread."""
+        if math.isnan(seconds):
+            raise ValueError("a timer needs a number of seconds, not NaN")
         timer = Timer(callback)
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
         return timer
 
+    def end(self) -> None:
+        """End the loop after the current turn. Safe from any thread."""
+        self._stopping = True
+        self.call_soon(lambda: None)
+
     def stop(self) -> None:
-        """End the loop after the current turn and wait for its thread (unless called from it)."""
-
-        def end() -> None:
-            self._stopping = True
-
-        self.call_soon(end)
+        """End the loop and wait for its thread (unless called from it)."""
+        self.end()
         if self.thread.is_alive() and threading.current_thread() is not self.thread:
             self.thread.join()
 
@@ -121,7 +129,8 @@ class Loop:
             return 0
         if not self._timers:
             return None
-        return max(0, int((self._timers[0][0] - time.monotonic()) * 1000) + 1)
+        seconds = min(self._timers[0][0] - time.monotonic(), _LONGEST_SLEEP_S)
+        return max(0, int(seconds * 1000) + 1)
 
     def _fire_timers(self) -> None:
         now = time.monotonic()

@@ -36,8 +36,9 @@ class Request:
     def body(self) -> Mapping[str, Any]:
         return self.message.body
 
-    def answer(self, body: Mapping[str, Any] | None = None, buffers: Sequence[Buffer] = ()) -> None:
-        self._server.send(self._peer, answer_to(self.message.id, body or {}, buffers))
+    def answer(self, body: Mapping[str, Any] | None = None, buffers: Sequence[Buffer] = ()) -> bool:
+        """False when the asker has left: then nobody has the answer."""
+        return self._server.send(self._peer, answer_to(self.message.id, body or {}, buffers))
 
     def fail(self, error: RegraftError) -> None:
         self._server.send(self._peer, error_to(self.message.id, error))
@@ -76,13 +77,15 @@ class Server:
         """Connections turned away for a wrong or missing secret."""
         return self._doorkeeper.refused
 
-    def send(self, peer: bytes, message: Message) -> None:
+    def send(self, peer: bytes, message: Message) -> bool:
         try:
             self._router.send_multipart([peer, *encode_message(message)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             self.answers_dropped += 1
+            return False
+        return True
 
     def _authenticate(self) -> None:
         self._zap.send_multipart(self._doorkeeper.answer(self._zap.recv_multipart()))

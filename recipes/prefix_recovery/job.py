@@ -46,7 +46,7 @@ class Job:
         self.plane = _launch(plan)
         events.emit(events.Cluster(seconds=time.time() - began, processes=1 + self.plane.config.units))
         gpus = 1 if ray.cluster_resources().get("GPU", 0) >= plan.leaders else 0
-        self.leaders = [Leader.start(self.plane.address, self.engine, num_gpus=gpus) for _ in range(plan.leaders)]
+        self.leaders = [Leader.start(self.plane, self.engine, num_gpus=gpus) for _ in range(plan.leaders)]
         self._leaders_began = time.time()
 
     def __enter__(self) -> Job:
