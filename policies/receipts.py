@@ -120,6 +120,17 @@ class Receipt:
         )
 
 
+def merged_numbers(receipts: Iterable[Receipt]) -> dict[str, float]:
+    """The measurements of several coordinators' receipts of one cut: counts add up; of times and of largest sizes,
+    which pass side by side, the greatest counts."""
+    merged: dict[str, float] = {}
+    for receipt in receipts:
+        for name, value in receipt.numbers.items():
+            beside = name.endswith("_s") or name.startswith("largest_")
+            merged[name] = max(merged.get(name, 0.0), value) if beside else merged.get(name, 0.0) + value
+    return merged
+
+
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """What a restart hands to an engine: who the call is, where its chain lies, and what is left of its limits.

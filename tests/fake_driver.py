@@ -177,8 +177,6 @@ def second(plan: Plan, mode: str, step: float) -> None:
         else:
             events.emit(events.Chain(call=call, tokens=tokens, at=time.time(), keys=plan.cuts))
     start(plan, step)
-    for call in counts:
-        events.emit(events.Resumed(call=call, at=time.time(), mode=plan.resume))
     Generation(plan, "resume", counts, step).advance(plan.max_tokens)
     events.emit(events.Phase(name="resume", state="end"))
     save(plan, plan.rows, mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from policies.config import PlaneConfig
 
 HOST = "127.0.0.1"
 FRAME_LIMIT = 1 << 30
+_INCARNATIONS = itertools.count()
 
 
 class InProcessPlane:
@@ -21,7 +23,7 @@ class InProcessPlane:
         config = PlaneConfig(strict_partitions=strict, request_timeout_s=timeout, max_frame_bytes=FRAME_LIMIT)
         self.controller = PatchedController(HOST, self.secret, config)
         self.address: PlaneAddress = self.controller.address()
-        self.units = {f"u{i}": self.make_unit(f"u{i}", i, capacity) for i in range(units)}
+        self.units = {f"u{i}": self.make_unit(f"u{i}", next(_INCARNATIONS), capacity) for i in range(units)}
         for unit in self.units.values():
             unit.connect(self.address.endpoint)
         self.controller.register_units({name: unit.endpoint() for name, unit in self.units.items()})

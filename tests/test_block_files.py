@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from actors.block_files import read_blocks, write_blocks
+from policies.checksums import block_checksum
 from policies.columns import Column, bytes_rows, plain_rows
 from policies.errors import CheckpointDamaged
 from policies.storage import Block
@@ -80,3 +83,68 @@ def test_every_truncation_and_every_flipped_byte_is_noticed(tmp_path: Path) -> N
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointDamaged, match="nowhere"):
         read_blocks(str(tmp_path / "nowhere"))
+
+
+ENTRY = {"id": 7, "rows": 2, "dead": [], "checksum": 0, "fields": [{"name": "x", "dtype": "int32", "shape": [-1]}]}
+FIELD = ENTRY["fields"][0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {**ENTRY, "dead": [2]},
+        {**ENTRY, "dead": [-1]},
+        {**ENTRY, "dead": [0.5, "x"]},
+        {**ENTRY, "rows": 1 << 62},
+        {**ENTRY, "rows": 1 << 62, "fields": [], "dead": [0]},
+        {**ENTRY, "rows": -2},
+        {**ENTRY, "rows": 3},
+        {**ENTRY, "id": "7"},
+        {**ENTRY, "id": None},
+        {**ENTRY, "fields": [{**FIELD, "shape": [1 << 62, 4]}]},
+        {**ENTRY, "fields": [{**FIELD, "shape": [-1, -1]}]},
+        {**ENTRY, "fields": [{**FIELD, "shape": [2]}]},
+        {**ENTRY, "fields": [{**FIELD, "dtype": "object"}]},
+        {**ENTRY, "fields": [{**FIELD, "name": "nosuch"}]},
+        {**ENTRY, "fields": "x"},
+        {},
+        "entry",
+        None,
+    ],
+)
+def test_a_crafted_description_is_damage_and_claims_no_memory(tmp_path: Path, entry: Any) -> None:
+    """Whoever made the file also made its checksum fit."""
+    column = Column.jagged(np.arange(5, dtype=np.int32), [2, 3])
+    path = tmp_path / "u"
+    write_blocks(str(path), [Block.of(7, 2, {"x": column})])
+    if isinstance(entry, dict) and "checksum" in entry:
+        entry = {**entry, "checksum": block_checksum({"x": column} if entry["fields"] else {})}
+    redescribe(path, json.dumps([entry]))
+    with pytest.raises(CheckpointDamaged, match="u: "):
+        read_blocks(str(path))
+
+
+@pytest.mark.parametrize("blocks", ["[" * 100_000, "{}{}", "7", "null", '"x"', ""])
+def test_a_description_that_is_no_list_is_damage(tmp_path: Path, blocks: str) -> None:
+    path = tmp_path / "u"
+    write_blocks(str(path), [Block.of(7, 2, {"x": Column.dense(np.arange(2))})])
+    redescribe(path, blocks)
+    with pytest.raises(CheckpointDamaged):
+        read_blocks(str(path))
+
+
+@pytest.mark.parametrize("head", [(1 << 63).to_bytes(8, "little"), (1 << 40).to_bytes(8, "little"), bytes(8), b"\xff" * 8])
+def test_a_header_of_any_announced_length_is_damage(tmp_path: Path, head: bytes) -> None:
+    (tmp_path / "u").write_bytes(head + b"{}" * 100)
+    with pytest.raises(CheckpointDamaged):
+        read_blocks(str(tmp_path / "u"))
+
+
+def redescribe(path: Path, blocks: str) -> None:
+    """Put another description of the blocks into a file."""
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    header["__metadata__"]["blocks"] = blocks
+    packed = json.dumps(header).encode()
+    path.write_bytes(len(packed).to_bytes(8, "little") + packed + raw[8 + size :])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -49,6 +52,7 @@ def test_a_stop_in_the_middle_leaves_no_checkpoint_and_the_next_save_cleans_up(t
         partial.write(CONTROLLER_FILE, b"state")
         partial.write(JOB_FILE, msgpack.packb({}))
     assert StoredCheckpoint.open(tmp_path).path == first
+    os.close(partial._lock)  # as the system does for a process that is killed
     second = save(tmp_path, {"step": 2})
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([first.name, second.name])
 
@@ -119,4 +123,82 @@ def test_a_schema_of_the_future_is_refused(tmp_path: Path) -> None:
     manifest = json.loads((path / MANIFEST).read_text())
     (path / MANIFEST).write_text(json.dumps({**manifest, "schema_version": 99}))
     with pytest.raises(FingerprintMismatch, match="schema_version is 99"):
+        StoredCheckpoint.open(path)
+
+
+def test_two_saves_in_one_directory_are_kept_apart(tmp_path: Path) -> None:
+    """The second would remove the first's files as leftovers, and write under the same name."""
+    with PartialCheckpoint(tmp_path) as first:
+        first.write("unit-u0.safetensors", b"blocks")
+        with pytest.raises(CheckpointError, match="another save is writing"):
+            PartialCheckpoint(tmp_path)
+        first.write(CONTROLLER_FILE, b"state")
+        first.write(JOB_FILE, msgpack.packb({}))
+        first.publish("c1", {}, ["unit-u0.safetensors"])
+    assert StoredCheckpoint.open(save(tmp_path, {"step": 2})).job == {"step": 2}
+
+
+@pytest.mark.parametrize("fingerprint", [{"a": object()}, {"a": (1, 2)}, {1: "a"}, {"a": float("nan")}])
+def test_a_fingerprint_that_no_job_could_present_again_is_refused(tmp_path: Path, fingerprint: Any) -> None:
+    with pytest.raises(CheckpointError, match="fingerprint"), PartialCheckpoint(tmp_path) as partial:
+        partial.publish("c1", fingerprint, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_a_checkpoint_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot write"), PartialCheckpoint(tmp_path) as partial:
+        shutil.rmtree(partial.path)
+        partial.write(JOB_FILE, b"")
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["", "null", "[]", "{", DEEP, '{"schema_version": 1}', '"text"', "\ud83c", '{"schema_version": 1, "files": 7}'],
+)
+def test_a_manifest_that_is_none_is_damage(tmp_path: Path, manifest: str) -> None:
+    path = save(tmp_path, {})
+    (path / MANIFEST).write_bytes(manifest.encode("utf-8", "surrogatepass"))
+    with pytest.raises(CheckpointDamaged, match="manifest.json"):
+        StoredCheckpoint.open(path)
+
+
+FILE = {"name": "x", "size": 1, "checksum": "0"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": []},
+        {"files": [{**FILE, "size": float("inf")}]},
+        {"files": [{**FILE, "size": "big"}]},
+        {"files": [{**FILE, "name": "n" * 5_000}]},
+        {"files": [{**FILE, "name": "a\0b"}]},
+        {"files": [{**FILE, "name": ".."}]},
+        {"files": [{**FILE, "name": "/etc/hostname"}]},
+        {"files": {"name": "x"}},
+        {"unit_files": ["elsewhere"]},
+        {"unit_files": 3},
+        {"fingerprint": [1]},
+    ],
+)
+def test_a_crafted_manifest_is_damage(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = save(tmp_path, {})
+    plain = json.loads((path / MANIFEST).read_text())
+    if isinstance(change.get("files"), list) and change["files"]:
+        change = {"files": [*plain["files"], *change["files"]]}
+    (path / MANIFEST).write_text(json.dumps({**plain, **change}))
+    with pytest.raises(CheckpointDamaged):
+        StoredCheckpoint.open(path)
+
+
+@pytest.mark.parametrize("job", [b"", b"\xc1", b"\x91" * 100_000, b"\x81\x90\x01", b"\x93", b"\xdd\xff\xff\xff\xff"])
+def test_a_job_state_that_cannot_be_read_is_damage(tmp_path: Path, job: bytes) -> None:
+    with PartialCheckpoint(tmp_path) as partial:
+        partial.write(CONTROLLER_FILE, b"state")
+        partial.write(JOB_FILE, job)
+        path = partial.publish("c1", {}, [])
+    with pytest.raises(CheckpointDamaged):
         StoredCheckpoint.open(path)

@@ -121,15 +121,6 @@ class Refused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed(Event):
-    """The engine goes on with ``call``, its prefix taken in ``mode`` (``"exact"`` or ``"fast"``)."""
-
-    call: str
-    at: float
-    mode: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Event):
     """``call`` has ended with ``tokens`` in all, for ``reason``: ``"stop"`` or ``"length"``."""
 
@@ -142,11 +133,10 @@ class Finished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics(Event):
-    """Counts of a whole life; None where the life does not know. ``versions``: of what ran there."""
+    """Counts of a whole life, at its end: GETs in which its coalescers read chains; and the versions of what ran."""
 
-    put_calls: int | None = None
-    get_calls: int | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    get_calls: int
+    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +157,6 @@ _NAMES: Final[Mapping[type[Event], str]] = {
     Restored: "restored",
     Chain: "chain",
     Refused: "refused",
-    Resumed: "resumed",
     Finished: "finished",
     Statistics: "statistics",
     Error: "error",

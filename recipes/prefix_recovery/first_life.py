@@ -16,7 +16,7 @@ from actors.generation_worker import TRAIN
 from actors.leaders import Leader
 from policies.calls import CallIdentity, GenerationRequest
 from policies.errors import RegraftError
-from policies.receipts import DURABLE_FAILURE, DURABLE_PREFIX, Acknowledgement, Inventory, Receipt
+from policies.receipts import DURABLE_FAILURE, DURABLE_PREFIX, Acknowledgement, Inventory, Receipt, merged_numbers
 from recipes.prefix_recovery import events
 from recipes.prefix_recovery.job import POLL_S, Job
 from recipes.prefix_recovery.plan import Plan
@@ -140,16 +140,12 @@ def _cut_event(
         if acknowledgement.disposition == DURABLE_FAILURE:
             reason = acknowledgement.reason or "unknown"
             failures[reason] = failures.get(reason, 0) + 1
-    numbers: dict[str, float] = {}
-    for receipt in receipts:
-        for name, value in receipt.numbers.items():
-            numbers[name] = numbers.get(name, 0) + value
     return events.Cut(
         index=number,
         began=began,
         ended=ended,
         durable=sum(a.disposition == DURABLE_PREFIX for a in acknowledged),
         failures=failures,
-        numbers=numbers,
-        prefix_tokens={a.identity.call_id: a.tokens for a in acknowledged},
+        numbers=merged_numbers(receipts),
+        prefix_tokens={a.identity.call_id: a.tokens for a in acknowledged if a.disposition == DURABLE_PREFIX},
     )

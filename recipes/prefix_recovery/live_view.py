@@ -137,6 +137,4 @@ def _sentence(event: Event) -> tuple[str, str] | None:
             return f"call {call}: prefix of {tokens} tokens read and verified ({keys} chunks)", "green"
         case events.Refused(call=call, reason=reason):
             return f"call {call}: prefix refused ({reason}); it is regenerated from its prompt", "bold red"
-        case events.Resumed(call=call, mode=mode):
-            return f"call {call}: goes on ({mode})", "green"
     return None

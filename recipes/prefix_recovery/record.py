@@ -23,7 +23,6 @@ class LifeRecord:
 
     name: str
     started: float
-    cluster: float | None = None
     engines_ready: float | None = None
     ended: float | None = None
     killed: int | None = None
@@ -58,8 +57,6 @@ class Record:
                 self.phases[name] = (event.t, None)
             case events.Phase(name=name):
                 self.phases[name] = (self.phases.get(name, (event.t, None))[0], event.t)
-            case events.Cluster():
-                self.lives[-1].cluster = event.t
             case events.EngineReady():
                 self.lives[-1].engines_ready = event.t
             case events.Tokens(phase=phase, leader=leader, steps=steps):

@@ -29,7 +29,7 @@ _PROMPT_WIDTH: Final = 44
 
 
 def build_report(plan: Plan, record: Record, comparison: Comparison) -> dict[str, Any]:
-    """Everything the issue of this recipe asks for, with the options and the result of each row.
+    """What became of the calls, of their tokens and of the time, with the options and the result of each row.
 
     ``tokens_saved``: tokens that were not generated again, those of the restored prefixes and of calls whose whole row
     came with the checkpoint. ``to_first_resumed_token``: from the start of the second life's process, so it holds
@@ -58,8 +58,8 @@ def build_report(plan: Plan, record: Record, comparison: Comparison) -> dict[str
         "decode_during_cut": decode_during_cut(
             record.steps.get(CUT, []), [(cut.began, cut.ended) for cut in record.cuts]
         ),
-        "put_calls": _count(record, "put_calls", sum(int(cut.numbers.get("puts", 0)) for cut in record.cuts)),
-        "get_calls": _count(record, "get_calls", 0),
+        "put_calls": sum(int(cut.numbers["puts"]) for cut in record.cuts),
+        "get_calls": sum(statistics.get_calls for statistics in record.statistics),
         "seconds": _seconds(record),
         "tokens_saved": sum(prefixes.values()) + sum(lengths[call] for call in whole),
         "killed_processes": next((life.killed for life in record.lives if life.killed is not None), None),
@@ -108,12 +108,6 @@ def _failed_cuts(record: Record) -> dict[str, int]:
         for reason, count in cut.failures.items():
             failed[reason] = failed.get(reason, 0) + count
     return failed
-
-
-def _count(record: Record, name: str, otherwise: int) -> int:
-    """The sum of what the lives counted, or ``otherwise`` when none of them did."""
-    counts = [count for s in record.statistics if (count := getattr(s, name)) is not None]
-    return sum(counts) if counts else otherwise
 
 
 def _seconds(record: Record) -> dict[str, Any]:

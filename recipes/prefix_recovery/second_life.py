@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from actors.checkpoint_files import StoredCheckpoint
 from actors.generation_worker import TRAIN, Completion
 from policies.calls import CallIdentity, GenerationRequest
@@ -39,7 +41,8 @@ async def _live(job: Job, stored: StoredCheckpoint) -> None:
     await job.save_rows([*finished.values(), *resumed], Path(job.plan.rows))
     events.emit(
         events.Statistics(
-            get_calls=sum([(await leader.coalescer.statistics.remote())["gets"] for leader in job.leaders])
+            get_calls=sum([(await leader.coalescer.statistics.remote())["gets"] for leader in job.leaders]),
+            versions={"ray": ray.__version__},
         )
     )
 

@@ -1,0 +1,89 @@
+"""Inventories bind their calls, receipts survive their plain form, continuations fit their requests."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.calls import CallIdentity, GenerationRequest
+from policies.receipts import (
+    DURABLE_FAILURE,
+    DURABLE_PREFIX,
+    Acknowledgement,
+    Continuation,
+    Inventory,
+    Receipt,
+    merged_numbers,
+)
+
+ids = st.text(st.characters(exclude_characters="/@#"), min_size=1, max_size=8)
+identities = st.builds(CallIdentity, ids, ids, st.integers(0, 9))
+
+
+@given(st.lists(identities, max_size=6), st.lists(identities, max_size=6))
+def test_a_digest_binds_the_calls_and_their_order(one: list[CallIdentity], other: list[CallIdentity]) -> None:
+    assert (Inventory.of("k", one).digest == Inventory.of("k", other).digest) == (one == other)
+
+
+@given(identities, identities)
+def test_two_calls_never_share_a_key(one: CallIdentity, other: CallIdentity) -> None:
+    assert (str(one) == str(other)) == (one == other)
+    assert (one.chunk_key(1) == other.chunk_key(1)) == (one == other)
+    same_call = (one.rollout_id, one.call_id) == (other.rollout_id, other.call_id)
+    assert (one.row_key == other.row_key) == same_call
+
+
+@pytest.mark.parametrize("parts", [("a/b", "c", 0), ("a", "b@c", 0), ("a", "#", 0), ("", "c", 0), ("a", "b", -1)])
+def test_ids_that_would_make_a_key_ambiguous_are_refused(parts: tuple[str, str, int]) -> None:
+    with pytest.raises(ValueError, match=r"must not be empty|begins at 0"):
+        CallIdentity(*parts)
+
+
+@given(st.lists(identities, max_size=4, unique=True), st.data())
+def test_receipts_survive_msgpack(calls: list[CallIdentity], data: st.DataObject) -> None:
+    acknowledgements = tuple(
+        Acknowledgement(call, DURABLE_PREFIX, (call.chunk_key(0),), data.draw(st.integers(1, 99)), "d")
+        if data.draw(st.booleans())
+        else Acknowledgement(call, DURABLE_FAILURE, reason="no_tokens", cause="not started")
+        for call in calls
+    )
+    receipt = Receipt("k", Inventory.of("k", calls).digest, acknowledgements, {"puts": 2.0})
+    assert Receipt.from_plain(msgpack.unpackb(msgpack.packb(receipt.to_plain()))) == receipt
+
+
+def request(call: str = "c0") -> GenerationRequest:
+    return GenerationRequest(CallIdentity("r0", call), (1, 2), max_tokens=32)
+
+
+def prefix(tokens: int, finish_reason: str | None = None, keys: tuple[str, ...] = ("r0/c0@a0#0",)) -> Acknowledgement:
+    return Acknowledgement(CallIdentity("r0", "c0"), DURABLE_PREFIX, keys, tokens, "d", finish_reason)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish_reason", "left", "whole"),
+    [(20, None, 12, None), (32, None, 0, "length"), (20, "stop", 12, "stop")],
+)
+def test_the_budget_counts_what_was_restored(
+    tokens: int, finish_reason: str | None, left: int, whole: str | None
+) -> None:
+    continuation = Continuation.of(prefix(tokens, finish_reason), request())
+    assert (continuation.remaining_max_tokens, continuation.whole_reason) == (left, whole)
+
+
+def test_an_acknowledgement_of_another_call_or_of_a_stored_row_is_no_continuation() -> None:
+    with pytest.raises(ValueError, match="r0/c0@a0, the request of call r0/c1@a0"):
+        Continuation.of(prefix(5), request("c1"))
+    with pytest.raises(ValueError, match="its row is stored"):
+        Continuation.of(prefix(5, "stop", keys=()), request())
+
+
+def test_numbers_of_one_cut_at_several_coordinators() -> None:
+    receipts = [
+        Receipt("k", "d", (), {"puts": 1.0, "write_s": 0.5, "largest_put_bytes": 10.0}),
+        Receipt("k", "d", (), {"puts": 2.0, "write_s": 0.2, "largest_put_bytes": 30.0, "failed_no_tokens": 1.0}),
+    ]
+    assert merged_numbers(receipts) == {
+        "puts": 3.0, "write_s": 0.5, "largest_put_bytes": 30.0, "failed_no_tokens": 1.0,
+    }  # fmt: skip
