@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,12 +41,11 @@ def client(plane: InProcessPlane) -> DataPlaneClient:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    """A directory in which no file can grow beyond 1 MiB; a write past that fails in its middle, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    yield tmp_path
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("filled_by", ["a unit", "the job"])
@@ -57,7 +56,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_nothing_else(
     save_plane(client, small_disk, {"step": 1}, {}, "c1")
     job: dict[str, Any] = {"step": 2}
     if filled_by == "a unit":
-        client.put("t", ["big"], {"x": np.zeros((1, 1 << 19))})
+        client.put("t", ["big"], {"x": np.zeros((1, 1 << 19), np.int64)})
     else:
         job["log"] = bytes(2 << 20)
     with pytest.raises((CheckpointError, RemoteError), match="checkpoint-00000002"):
@@ -65,7 +64,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_nothing_else(
     assert [path.name for path in small_disk.iterdir()] == ["checkpoint-00000001"]
     assert StoredCheckpoint.open(small_disk).job == {"step": 1}
     client.clear("t", ["a", "big"])
-    client.put("t", ["b"], {"x": np.arange(1)[None]})
+    client.put("t", ["b"], {"x": np.arange(4)[None]})
     save_plane(client, small_disk, {"step": 3}, {}, "c3")
     assert StoredCheckpoint.open(small_disk).job == {"step": 3}
 

@@ -50,6 +50,9 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "kill_after": 0.5,
     "address": "",
 }
+_TINY_DEFAULTS: Final[Mapping[str, Any]] = {"max_tokens": 1600, "cut_after": 300, "cut_gap": 150}
+"""The tiny engine makes some hundred tokens a second for each call, so its calls must be longer to be cut midway."""
+
 _WITH_FROM: Final = ("engine", "leaders", "resume", "address")
 """What may be chosen anew when an earlier run is resumed; all else is part of that run."""
 
@@ -81,9 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     def option(name: str, kind: type, text: str, metavar: str, **more: Any) -> None:
-        default = _DEFAULTS[name.lstrip("-").replace("-", "_")]
-        shown = f" (default {default})" if default != "" else ""
-        parser.add_argument(name, type=kind, help=text + shown, metavar=metavar, **more)
+        key = name.lstrip("-").replace("-", "_")
+        default, tiny = _DEFAULTS[key], _TINY_DEFAULTS.get(key)
+        if default != "":
+            text += f" (default {default})" if tiny is None else f" (default {default}, tiny: {tiny})"
+        parser.add_argument(name, type=kind, help=text, metavar=metavar, **more)
 
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where everything is written")
     option("--engine", str, "smollm2: SmolLM2-135M-Instruct; tiny: random weights, in seconds, for tests", "NAME")
@@ -114,7 +119,7 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
     given = vars(_parser().parse_args(argv))
     out: Path = given.pop("out").absolute()
     source: Path | None = given.pop("source", None)
-    options = {**_DEFAULTS, **given}
+    options = {**_DEFAULTS, **(_TINY_DEFAULTS if given.get("engine") == "tiny" else {}), **given}
     _check_choices(options)
     _check_numbers(options)
     if source is not None:
