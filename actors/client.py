@@ -1,4 +1,6 @@
-"""The client of a plane, in two forms with the same methods: `DataPlaneClient` blocks, `AsyncDataPlaneClient` awaits.
+"""The client of a plane in two forms: `DataPlaneClient` blocks, `AsyncDataPlaneClient` awaits.
+
+Both have the same methods for rows; making and dropping partitions and looking at the plane is left to the first.
 
 Guarantees: many requests in flight over one socket per peer, from any number of threads or event loops; every call
 ends with its result, a named error, or `RequestTimeout`; `close` is idempotent and ends every open call with
@@ -27,7 +29,7 @@ from actors.wire.loop import Loop
 from policies import operations
 from policies.batches import Batch, PutAck
 from policies.codec import Message
-from policies.errors import ClosedError, ForkedProcessError, RegraftError, RequestTimeout, Unreachable
+from policies.errors import ClosedError, ForkedProcessError, RequestTimeout, Unreachable
 from policies.operations import CONTROLLER, Ask, Operation, Outcome, Routes
 from policies.placement import RoundRobin
 
@@ -373,12 +375,24 @@ class DataPlaneClient:
         """Return when every key has every field; `RequestTimeout` after ``timeout`` seconds."""
         self.run(operations.wait(partition, keys, fields, timeout, uuid.uuid4().hex))
 
+    def create_partition(
+        self, partition: str, fields: Mapping[str, str] | None = None, expected_rows: int | None = None
+    ) -> None:
+        """Declare a partition; with ``fields`` (name → dtype) it takes these only. Made again the same way is no error.
+
+        A plane with ``strict_partitions`` needs this before the first put; others make a partition with its first row.
+        ``expected_rows`` says how many rows its producers will bring in all. Raises `Refused` when it exists otherwise.
+        """
+        self.run(operations.create_partition(partition, fields, expected_rows))
+
+    def drop_partition(self, partition: str) -> int:
+        """Forget a partition with its rows, fields and tasks; returns how many rows went. Who waits in it gets
+        `UnknownPartition`."""
+        return self.run(operations.drop_partition(partition))
+
     def describe(self) -> Mapping[str, Any]:
         """What the plane holds: partitions, fields, rows, tasks and blocks per unit."""
         return self.run(operations.describe())
 
     def close(self) -> None:
         self._core.close()
-
-
-__all__ = ["AsyncDataPlaneClient", "DataPlaneClient", "PlaneAddress", "RegraftError"]

@@ -24,7 +24,7 @@ from actors.wire.loop import Loop, Timer
 from actors.wire.server import Request, Server
 from policies.blocks import Frees
 from policies.catalog import Catalog
-from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest, deadline
+from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest, deadline_after
 from policies.codec import pack_ints
 from policies.config import PlaneConfig
 from policies.errors import CheckpointDamaged, Refused, RegraftError, error_to_plain
@@ -141,7 +141,7 @@ class PatchedController:
             str(body["task"]),
             tuple(_strings(body["fields"])),
             int(body["count"]),
-            deadline(now, float(body["timeout"])),
+            deadline_after(now, float(body["timeout"])),
         )
         self._park_or_answer(claim.claim_id, request, self._catalog.claim(claim, now))
 
@@ -152,7 +152,7 @@ class PatchedController:
             str(body["partition"]),
             tuple(_strings(body["keys"])),
             tuple(_strings(body["fields"])),
-            deadline(now, float(body["timeout"])),
+            deadline_after(now, float(body["timeout"])),
         )
         self._park_or_answer(wait.wait_id, request, self._catalog.wait(wait, now))
 

@@ -55,7 +55,7 @@ class WaitRequest:
     deadline: float
 
 
-def deadline(now: float, timeout: float) -> float:
+def deadline_after(now: float, timeout: float) -> float:
     """``timeout`` seconds from ``now``; `Refused` for NaN, which is neither sooner nor later than anything."""
     if math.isnan(timeout):
         raise Refused("a timeout of NaN s; give seconds")

@@ -381,6 +381,11 @@ def create_partition(partition: str, fields: Mapping[str, str] | None, expected_
     yield from ask_one(Ask(CONTROLLER, "create_partition", body))
 
 
+def drop_partition(partition: str) -> Operation[int]:
+    body = yield from ask_body(Ask(CONTROLLER, "drop_partition", {"partition": _name("partition", partition)}))
+    return int(body["removed"])
+
+
 def describe() -> Operation[Mapping[str, Any]]:
     """What the plane holds: partitions, fields, counts, tasks, blocks per unit."""
     return (yield from ask_body(Ask(CONTROLLER, "describe")))

@@ -133,9 +133,9 @@ def test_a_description_that_is_no_list_is_damage(tmp_path: Path, blocks: str) ->
         read_blocks(str(path))
 
 
-@pytest.mark.parametrize("head", [(1 << 63).to_bytes(8, "little"), (1 << 40).to_bytes(8, "little"), bytes(8), b"\xff" * 8])
-def test_a_header_of_any_announced_length_is_damage(tmp_path: Path, head: bytes) -> None:
-    (tmp_path / "u").write_bytes(head + b"{}" * 100)
+@pytest.mark.parametrize("length", [1 << 63, 1 << 40, 0, (1 << 64) - 1])
+def test_a_header_of_any_announced_length_is_damage(tmp_path: Path, length: int) -> None:
+    (tmp_path / "u").write_bytes(length.to_bytes(8, "little") + b"{}" * 100)
     with pytest.raises(CheckpointDamaged):
         read_blocks(str(tmp_path / "u"))
 

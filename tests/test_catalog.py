@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from policies import catalog as catalog_module
 from policies.catalog import Catalog, Published
-from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest
+from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest, deadline_after
 from policies.errors import CheckpointDamaged, CheckpointError, DtypeConflict, Refused, UnknownField, UnknownPartition
 from policies.locations import FieldSchema, Publication
 
@@ -369,3 +369,48 @@ def test_a_snapshot_that_cannot_be_used_is_a_checkpoint_error() -> None:
         Catalog.restore({**plain, "version": 9}, {}, strict=False)
     with pytest.raises(CheckpointDamaged):
         Catalog.restore({"version": 1}, {}, strict=False)
+
+
+# Askers that leave.
+
+
+def test_what_was_given_to_an_asker_that_left_is_offered_again_in_its_order() -> None:
+    """Also to a claim that is parked now, and to the task's readers of other fields; to nobody twice."""
+    catalog = open_catalog()
+    put(catalog, ["a", "b", "c"], BOTH)
+    lost = catalog.claim(ClaimRequest("lost", "train", "actor", ("ids",), 2, 0.0), 0.0)
+    assert lost is not None and lost.keys == ("a", "b")
+    catalog.claim(ClaimRequest("parked", "train", "actor", ("ids", "lp"), 2, 9.0), 0.0)
+    (woken,) = catalog.give_back("lost", "train", "actor", 1.0)
+    assert (woken.claim_id, woken.keys) == ("parked", ("a", "b"))
+    assert catalog.give_back("lost", "train", "actor", 1.0) == ()
+    assert claimed(catalog, 1) == ("c",) and claimed(catalog, 1) == ()
+    assert catalog.consumed("train", "actor").rows == 3
+
+
+def test_a_parked_asker_that_left_is_woken_by_nothing() -> None:
+    catalog = open_catalog()
+    assert catalog.claim(ClaimRequest("gone", "train", "actor", ("ids",), 1, 9.0), 0.0) is None
+    assert catalog.wait(WaitRequest("w", "train", ("a",), ("ids",), 9.0), 0.0) is None
+    assert catalog.give_back("gone", "train", "actor", 1.0) == ()
+    assert catalog.give_back("w", "train", None, 1.0) == ()
+    assert catalog.next_deadline() is None
+    assert put(catalog, ["a"]).woken == ()
+    assert claimed(catalog, 1) == ("a",)
+
+
+@pytest.mark.parametrize(("partition", "task"), [("train", "critic"), ("nosuch", "actor"), ("train", None)])
+def test_giving_back_elsewhere_or_after_a_clear_changes_nothing(partition: str, task: str | None) -> None:
+    catalog = open_catalog()
+    put(catalog, ["a"])
+    catalog.claim(ClaimRequest("c", "train", "actor", ("ids",), 1, 0.0), 0.0)
+    catalog.clear("train", ["a"])
+    put(catalog, ["a"])
+    assert catalog.give_back("c", partition, task, 1.0) == ()
+    assert claimed(catalog, 1) == ("a",)
+
+
+def test_a_deadline_that_is_no_time_is_refused() -> None:
+    assert deadline_after(3.0, 2.0) == 5.0 and deadline_after(3.0, float("inf")) == float("inf")
+    with pytest.raises(Refused, match="NaN"):
+        deadline_after(3.0, float("nan"))

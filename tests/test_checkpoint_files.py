@@ -161,7 +161,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 def test_a_manifest_that_is_none_is_damage(tmp_path: Path, manifest: str) -> None:
     path = save(tmp_path, {})
     (path / MANIFEST).write_bytes(manifest.encode("utf-8", "surrogatepass"))
-    with pytest.raises(CheckpointDamaged, match="manifest.json"):
+    with pytest.raises(CheckpointDamaged, match=r"manifest\.json"):
         StoredCheckpoint.open(path)
 
 

@@ -1,4 +1,4 @@
-"""Saves and restores that go wrong: a full disk, a saver that dies, a unit that is gone, bytes that somebody made up."""
+"""Saves and restores that go wrong: a full disk, a saver that dies, a unit that is gone, bytes that are made up."""
 
 from __future__ import annotations
 

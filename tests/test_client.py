@@ -26,6 +26,7 @@ from policies.errors import (
     Refused,
     RequestTimeout,
     Unauthorized,
+    UnknownField,
     UnknownPartition,
     WireError,
 )
@@ -133,8 +134,28 @@ def test_refusals_name_key_and_field_and_change_nothing(plane: InProcessPlane, c
 
 
 def test_a_strict_plane_has_declared_partitions_only() -> None:
-    with in_process_plane(strict=True) as plane, pytest.raises(UnknownPartition, match="nosuch"):
-        plane.client().put("nosuch", ["a"], {"ids": ids(1)})
+    with in_process_plane(strict=True) as plane:
+        client = plane.client()
+        with pytest.raises(UnknownPartition, match="nosuch"):
+            client.put("nosuch", ["a"], {"ids": ids(1)})
+        client.create_partition("train", {"ids": "int64"}, expected_rows=2)
+        with pytest.raises(UnknownField, match="'other'"):
+            client.put("train", ["a"], {"other": ids(1)})
+        client.put("train", ["a", "b"], {"ids": ids(1, 2)})
+        assert client.drop_partition("train") == 2
+        with pytest.raises(UnknownPartition):
+            client.get("train", ["a"])
+        wait_until(lambda: held_bytes(plane) == 0)
+
+
+def test_dropping_a_partition_answers_those_who_wait_in_it(plane: InProcessPlane, client: DataPlaneClient) -> None:
+    client.put("train", ["a"], {"x": np.arange(1)})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(plane.client().claim, "train", "actor", ["x"], 2, timeout=30)
+        wait_until(lambda: client.describe()["parked"] == 1)
+        assert client.drop_partition("train") == 1
+        with pytest.raises(UnknownPartition, match="train"):
+            waiting.result(10)
 
 
 def test_a_full_unit_refuses_and_takes_rows_again_after_a_clear() -> None:
@@ -249,7 +270,7 @@ def test_close_ends_waiting_calls_and_is_idempotent(plane: InProcessPlane) -> No
     client = plane.client()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.claim, "train", "actor", ["x"], 1, timeout=30)
-        time.sleep(0.1)
+        wait_until(lambda: plane.client().describe()["parked"] == 1)
         client.close()
         client.close()
         with pytest.raises(ClosedError):

@@ -24,7 +24,13 @@ import zmq
 
 from actors.client import AsyncDataPlaneClient, DataPlaneClient, PlaneAddress
 from actors.storage_unit import StorageUnit
+from actors.wire.loop import Loop
+from actors.wire.secret import Doorkeeper, present
+from policies.checksums import block_checksum
+from policies.codec import encode_columns
+from policies.columns import Column
 from policies.errors import Refused, RegraftError, RequestTimeout, Unreachable, WireError
+from policies.operations import Ask
 from tests.plane_in_process import FRAME_LIMIT, HOST, InProcessPlane, in_process_plane
 from tests.test_client import held_bytes, wait_until
 
@@ -214,9 +220,7 @@ def test_a_client_that_is_dropped_leaves_no_thread(plane: InProcessPlane) -> Non
     client.put("t", ["a"], ONE)
     thread = client._core._loop.thread
     del client
-    gc.collect()
-    thread.join(10)
-    assert not thread.is_alive()
+    wait_until(lambda: gc.collect() >= 0 and not thread.is_alive())
 
 
 def test_descriptors_do_not_grow_with_requests(client: DataPlaneClient) -> None:
@@ -224,18 +228,15 @@ def test_descriptors_do_not_grow_with_requests(client: DataPlaneClient) -> None:
     client.put("t", ["a"], ONE)
     with ThreadPoolExecutor(64) as pool:
         list(pool.map(lambda _: client.get("t", ["a"]), range(200)))
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         list(pool.map(lambda _: client.get("t", ["a"]), range(1200)))
-    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
 
 
 class Proxy:
     """Between a client and a plane: ``rule(direction, number)`` says how often message ``number`` is passed on."""
 
     def __init__(self, endpoint: str, secret: str, rule: Callable[[str, int], int]) -> None:
-        from actors.wire.loop import Loop
-        from actors.wire.secret import Doorkeeper, present
-
         self._loop, self.counts = Loop("proxy"), {"ask": 0, "answer": 0}
         self._keeper = Doorkeeper(secret)
         zap = self._loop.open(zmq.REP)
@@ -405,14 +406,9 @@ def test_a_slow_unit_costs_readers_nothing_but_time(plane: InProcessPlane, clien
 
 def test_a_put_that_no_publish_can_carry_hurts_no_other(plane: InProcessPlane) -> None:
     """A peer that is no client of ours sends tags that a unit can read and the controller cannot be sent."""
-    from policies.checksums import block_checksum
-    from policies.codec import encode_columns
-    from policies.columns import Column
-    from policies.operations import Ask
-
     columns, buffers = {"x": Column.dense(np.arange(1))}, []  # type: ignore[var-annotated]
     body = {"batch_id": "poison", "partition": "t", "keys": ["p"], "columns": encode_columns(columns, buffers)}
-    body |= {"tags": [{"deep": nested(506)}], "checksum": block_checksum(columns)}
+    body |= {"tags": [{"deep": nested(1019)}], "checksum": block_checksum(columns)}
     with ThreadPoolExecutor(9) as pool:
         poison = pool.submit(plane.client().ask, [Ask("u0", "put", body, buffers)])
         puts = [pool.submit(plane.client().put, "t", [f"k{i}"], ONE) for i in range(8)]

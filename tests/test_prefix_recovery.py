@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+MARK = "REGRAFT_TEST"
 TOKENS = 1500
 CALLS = 4
 OPTIONS = [
@@ -32,7 +33,9 @@ OPTIONS = [
 
 def recipe(*options: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "recipes.prefix_recovery", *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parent.parent)
+    environment = {**os.environ, MARK: str(os.getpid())}
+    root = Path(__file__).parent.parent
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=root, env=environment)
 
 
 def report_of(out: Path) -> dict[str, Any]:
@@ -41,11 +44,11 @@ def report_of(out: Path) -> dict[str, Any]:
 
 
 def processes_of_lives() -> list[psutil.Process]:
-    """Processes on this machine that belong to a life of the recipe that this test process started."""
+    """What is left of the recipes that this test process started."""
     found = []
     for process in psutil.process_iter():
         try:
-            if "REGRAFT_LIFE" in process.environ() and process.pid != os.getpid():
+            if process.environ().get(MARK) == str(os.getpid()):
                 found.append(process)
         except psutil.Error:
             continue

@@ -260,3 +260,30 @@ def test_the_doorkeeper_lets_in_the_secret_only(credentials: list[bytes]) -> Non
     assert keeper.answer([*ask, *credentials])[2] == b"400"
     assert keeper.answer([*ask[:5], b"NULL"])[2] == b"400"
     assert keeper.refused == 2
+
+
+def test_timers_of_any_length_leave_the_loop_alive(caplog: pytest.LogCaptureFixture) -> None:
+    """A poll's limit is a 32-bit number of milliseconds; NaN would put the heap of timers out of order."""
+    loop, done = Loop("patient"), threading.Event()
+    loop.start()
+    for seconds in (float("inf"), 1e18, float("nan")):
+        loop.call_soon(lambda s=seconds: loop.call_later(s, lambda: None))  # type: ignore[misc]
+    loop.call_soon(lambda: loop.call_later(0.01, done.set))
+    assert done.wait(10)
+    loop.stop()
+    assert "not NaN" in caplog.text
+
+
+@pytest.mark.parametrize("body", [{"x": object()}, {"x": 1 << 80}, {"x": "\ud800"}])
+def test_a_body_that_no_message_can_carry_is_an_error_at_once(peers: Peers, body: dict[str, Any]) -> None:
+    connection = peers.connect()
+    refused = peers.ask(connection, "echo", body)
+    assert isinstance(refused, WireError) and "no message can carry" in refused.message
+    assert isinstance(peers.ask(connection, "echo"), Message)
+
+
+def test_a_huge_header_stops_nothing(peers: Peers) -> None:
+    connection = peers.connect()
+    refused = peers.ask(connection, "echo", {"x": bytes(2 * LIMIT)})
+    assert isinstance(refused, WireError) and str(LIMIT) in refused.message
+    assert isinstance(peers.ask(connection, "echo"), Message)

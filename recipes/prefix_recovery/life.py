@@ -109,13 +109,16 @@ class Life:
         return "\n".join(lines[-_LOG_LINES:]) or "(empty)"
 
     def kill(self) -> int:
-        """SIGKILL everything of this life until nothing is left; returns how many processes that took."""
+        """SIGKILL everything of this life until nothing is left; returns how many processes that took.
+
+        The child goes first, so that it has no time to report the deaths of the others.
+        """
         deadline = time.monotonic() + _KILL_DEADLINE_S
         killed: set[psutil.Process] = set()
         empty = 0
         while empty < _EMPTY_SEARCHES:
             found = self.processes()
-            for process in found:
+            for process in sorted(found, key=self._is_not_child):
                 _send_kill(process)
             killed.update(found)
             empty = 0 if found else empty + 1
@@ -137,6 +140,9 @@ class Life:
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
         return [living[pid] for pid in found if pid in living]
+
+    def _is_not_child(self, process: psutil.Process) -> bool:
+        return self._process is None or process.pid != self._process.pid
 
     @property
     def _started(self) -> subprocess.Popen[bytes]:
