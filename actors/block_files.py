@@ -22,7 +22,7 @@ from policies.checksums import block_checksum
 from policies.codec import decode_columns
 from policies.errors import CheckpointDamaged
 from policies.manifest import FileEntry
-from policies.storage import Block
+from policies.storage import StoredBlock
 
 # fmt: off
 _SAFETENSORS = frozenset((
@@ -53,7 +53,7 @@ def sync_and_describe(path: Path) -> FileEntry:
     return FileEntry(path.name, path.stat().st_size, checksum_file(path))
 
 
-def write_blocks(path: str, blocks: Sequence[Block]) -> FileEntry:
+def write_blocks(path: str, blocks: Sequence[StoredBlock]) -> FileEntry:
     """Write ``blocks`` straight from their buffers and fsync the file. Raises `OSError` as the file system does."""
     tensors: dict[str, safetensors.TensorSpec] = {}
     described = []
@@ -92,7 +92,7 @@ def _add(tensors: dict[str, safetensors.TensorSpec], name: str, dtype: str, arra
     )
 
 
-def read_blocks(path: str) -> list[Block]:
+def read_blocks(path: str) -> list[StoredBlock]:
     """The blocks of a file. Raises `CheckpointDamaged` when it cannot be read or a block's checksum differs."""
     file = Path(path)
     try:
@@ -109,7 +109,7 @@ def read_blocks(path: str) -> list[Block]:
         ) from None
 
 
-def _block(entry: Mapping[str, Any], tensors: Mapping[str, Any], file: str) -> Block:
+def _block(entry: Mapping[str, Any], tensors: Mapping[str, Any], file: str) -> StoredBlock:
     """The block that ``entry`` describes; its columns are checked like any that come over the wire."""
     buffers: list[Any] = []
     described = []
@@ -126,7 +126,7 @@ def _block(entry: Mapping[str, Any], tensors: Mapping[str, Any], file: str) -> B
         raise CheckpointDamaged(f"{file}: block {entry['id']} does not match its checksum")
     if not columns or type(entry["id"]) is not int:
         raise CheckpointDamaged(f"{file}: block {entry['id']!r} without a number or without fields")
-    block = Block.of(entry["id"], entry["rows"], columns)
+    block = StoredBlock.of(entry["id"], entry["rows"], columns)
     dead = np.array(entry["dead"], np.int64)
     if len(dead):
         if dead.min() < 0:

@@ -27,7 +27,7 @@ from actors.tensors import as_column
 from actors.wire.connection import Connection
 from actors.wire.loop import Loop
 from policies import operations
-from policies.batches import Batch, PutAck
+from policies.answers import Batch, PutAck
 from policies.codec import Message
 from policies.errors import ClosedError, ForkedProcessError, RequestTimeout, Unreachable
 from policies.operations import CONTROLLER, Ask, Operation, Outcome, Routes

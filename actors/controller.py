@@ -24,6 +24,7 @@ from actors.wire.loop import Loop, Timer
 from actors.wire.server import Request, Server
 from policies.blocks import Frees
 from policies.catalog import Catalog
+from policies.catalog_snapshot import restore_snapshot, take_snapshot
 from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest, deadline_after
 from policies.codec import pack_ints
 from policies.config import PlaneConfig
@@ -239,7 +240,7 @@ class PatchedController:
         blocks: defaultdict[str, list[int]] = defaultdict(list)
         for block in self._catalog.blocks.blocks():
             blocks[block.unit].append(block.id)
-        request.answer({"blocks": dict(blocks)}, [msgpack.packb(self._catalog.snapshot())])
+        request.answer({"blocks": dict(blocks)}, [msgpack.packb(take_snapshot(self._catalog))])
 
     def _restore(self, request: Request) -> None:
         """Take over a saved state whose blocks the units named in ``blocks`` have loaded."""
@@ -251,7 +252,7 @@ class PatchedController:
             plain = msgpack.unpackb(request.message.buffers[0], strict_map_key=False)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise CheckpointDamaged(f"the saved controller state cannot be read: {error}") from None
-        restored = Catalog.restore(
+        restored = restore_snapshot(
             plain, {int(b): str(u) for b, u in request.body["blocks"].items()}, self._catalog.strict
         )
         for unit, endpoint in self._catalog.units().items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from actors.client import AsyncDataPlaneClient, PlaneAddress
-from policies.batches import Batch, PutAck
+from policies.answers import Batch, PutAck
 from policies.columns import Column
 
 STAGING: Final = "staging"

@@ -20,7 +20,7 @@ import numpy as np
 
 from actors.client import PlaneAddress
 from actors.plane_protocol import STAGING, Plane, connect
-from policies.batches import OK
+from policies.answers import OK
 from policies.chain import (
     CHUNK_CLEARED,
     CHUNK_CORRUPT,

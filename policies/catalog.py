@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.batches import MISSING
+from policies.answers import MISSING
 from policies.blocks import Block, BlockTable, Frees, Releases
-from policies.catalog_snapshot import catalog_to_plain, fill_catalog
 from policies.claims import ClaimAnswer, ClaimRequest, Deadlines, Progress, WaitRequest
 from policies.dtypes import storage_dtype
 from policies.errors import KeyMissing, Refused, UnknownPartition, WireError
@@ -374,21 +373,6 @@ class Catalog:
             "blocks": self.blocks.per_unit(),
             "repeated_batches": self.repeated_batches,
         }
-
-    def snapshot(self) -> dict[str, Any]:
-        """All of this as a plain, versioned mapping (see `policies.catalog_snapshot`)."""
-        return catalog_to_plain(self)
-
-    @classmethod
-    def restore(cls, plain: Mapping[str, Any], block_units: Mapping[int, str], strict: bool) -> Catalog:
-        """The catalog of a snapshot. ``block_units`` says which unit holds each block now; units are yet to register.
-        ``strict`` is a knob of the running plane, not of what was saved.
-
-        Raises `CheckpointDamaged` when the snapshot does not read or a block is held by no unit.
-        """
-        catalog = cls(strict)
-        fill_catalog(catalog, plain, block_units)
-        return catalog
 
 
 def _again(refusal: Refused) -> Refused:

@@ -11,12 +11,13 @@ their number is not bounded by a word. Cost: O(rows) of Python both ways, and O(
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.blocks import Block, Field, Layout
+from policies.catalog import Catalog
 from policies.claims import ClaimAnswer
 from policies.dtypes import storage_dtype
 from policies.errors import CheckpointDamaged, Refused, error_from_plain, error_to_plain
@@ -24,13 +25,10 @@ from policies.partition import Partition
 from policies.rows import Place, Row
 from policies.shapes import ShapeKeys, Shapes
 
-if TYPE_CHECKING:
-    from policies.catalog import Catalog
-
 SNAPSHOT_VERSION = 1
 
 
-def catalog_to_plain(catalog: Catalog) -> dict[str, Any]:
+def take_snapshot(catalog: Catalog) -> dict[str, Any]:
     """All of the catalog that a restart can use."""
     return {
         "version": SNAPSHOT_VERSION,
@@ -45,8 +43,13 @@ def catalog_to_plain(catalog: Catalog) -> dict[str, Any]:
     }
 
 
-def fill_catalog(catalog: Catalog, plain: Mapping[str, Any], block_units: Mapping[int, str]) -> None:
-    """Bring an empty catalog to the state of a snapshot. Raises `CheckpointError`; see `Catalog.restore`."""
+def restore_snapshot(plain: Mapping[str, Any], block_units: Mapping[int, str], strict: bool) -> Catalog:
+    """The catalog of a snapshot. ``block_units`` says which unit holds each block now; units are yet to register.
+    ``strict`` is a knob of the running plane, not of what was saved.
+
+    Raises `CheckpointDamaged` when the snapshot does not read or a block is held by no unit.
+    """
+    catalog = Catalog(strict)
     version = plain.get("version") if isinstance(plain, Mapping) else None
     if version != SNAPSHOT_VERSION:
         raise CheckpointDamaged(
@@ -65,6 +68,7 @@ def fill_catalog(catalog: Catalog, plain: Mapping[str, Any], block_units: Mappin
         raise
     except Exception as error:  # whatever it is that the bytes of a snapshot cause, it is damage
         raise CheckpointDamaged(f"the controller's snapshot cannot be read: {type(error).__name__}: {error}") from error
+    return catalog
 
 
 def _refusal(plain: Mapping[str, Any]) -> Refused:

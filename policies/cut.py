@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.batches import PutAck
+from policies.answers import PutAck
 from policies.batching import plan_batches
 from policies.calls import CallIdentity
 from policies.capture import CallCapture, CaptureTable, Frozen, State, sealed_prefix

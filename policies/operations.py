@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.batches import CLEARED, MISSING, OK, UNREACHABLE, Batch, PutAck
+from policies.answers import CLEARED, MISSING, OK, UNREACHABLE, Batch, PutAck
 from policies.checksums import block_checksum
 from policies.codec import Buffer, Message, decode_columns, encode_columns, unpack_ints
 from policies.columns import Column, require_plain

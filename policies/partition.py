@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.batches import MISSING, OK
+from policies.answers import MISSING, OK
 from policies.blocks import Block, Field, Layout, Releases
 from policies.claims import Consumers
 from policies.dtypes import storage_dtype

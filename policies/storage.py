@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.batches import CLEARED, MISSING
+from policies.answers import CLEARED, MISSING
 from policies.checksums import block_checksum
 from policies.columns import Column
 from policies.errors import CapacityExceeded, Refused, RegraftError, Unreachable, WireError
@@ -35,7 +35,7 @@ REMEMBERED_BATCHES = 65_536
 
 
 @dataclass(slots=True)
-class Block:
+class StoredBlock:
     """The rows of one put. ``dead`` marks freed rows; the array is made when the first row goes."""
 
     id: int
@@ -46,7 +46,7 @@ class Block:
     dead: NDArray[np.bool_] | None = None
 
     @classmethod
-    def of(cls, block_id: int, rows: int, columns: Mapping[str, Column]) -> Block:
+    def of(cls, block_id: int, rows: int, columns: Mapping[str, Column]) -> StoredBlock:
         return cls(block_id, rows, dict(columns), sum(c.nbytes for c in columns.values()), rows)
 
     def free(self, positions: NDArray[np.int64]) -> None:
@@ -98,7 +98,7 @@ class UnitState:
         self._name = name
         self._ids = itertools.count(incarnation << 32)
         self._capacity = capacity_bytes
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, StoredBlock] = {}
         self.nbytes = 0
         self._puts: dict[str, _Put] = {}
         self._unpublished: list[str] = []
@@ -137,7 +137,7 @@ class UnitState:
                 "launch the plane with more units or a larger unit_capacity_bytes"
             )
             return [Answer(token, full)]
-        block = Block.of(next(self._ids), len(keys), columns)
+        block = StoredBlock.of(next(self._ids), len(keys), columns)
         self._add(block)
         fields = {name: FieldSchema(c.dtype, c.shape, c.lengths()) for name, c in columns.items()}
         row_tags = None if tags is None else tuple(tags)
@@ -238,7 +238,7 @@ class UnitState:
             waiting, self._held_frees = self._held_frees, []
             self.free(waiting)
 
-    def capture(self, holder: str, block_ids: Sequence[int]) -> list[Block]:
+    def capture(self, holder: str, block_ids: Sequence[int]) -> list[StoredBlock]:
         """Blocks as they are now, whatever is freed later. `Refused` when they may have changed since the hold."""
         if holder not in self._holds:
             raise Refused(f"unit {self._name} is not held by {holder!r} any more; save again")
@@ -248,7 +248,7 @@ class UnitState:
         blocks = (self.blocks[block_id] for block_id in block_ids)
         return [replace(block, dead=None if block.dead is None else block.dead.copy()) for block in blocks]
 
-    def load(self, restore: str, blocks: Sequence[Block]) -> None:
+    def load(self, restore: str, blocks: Sequence[StoredBlock]) -> None:
         """Take in blocks of a checkpoint under their own ids, all or none. `CapacityExceeded` when they do not fit."""
         coming = sum(block.nbytes for block in blocks)
         if self.nbytes + coming > self._capacity:
@@ -266,7 +266,7 @@ class UnitState:
         for block_id in self._loaded.pop(restore, ()):
             self._drop(block_id)
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: StoredBlock) -> None:
         self.blocks[block.id] = block
         self.nbytes += block.nbytes
 

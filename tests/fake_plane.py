@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.batches import CLEARED, MISSING, OK, UNREACHABLE, Batch, PutAck
+from policies.answers import CLEARED, MISSING, OK, UNREACHABLE, Batch, PutAck
 from policies.checksums import block_checksum
 from policies.columns import Column, rows_of
 from policies.errors import Unreachable

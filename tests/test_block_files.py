@@ -16,7 +16,7 @@ from actors.block_files import read_blocks, write_blocks
 from policies.checksums import block_checksum
 from policies.columns import Column, bytes_rows, plain_rows
 from policies.errors import CheckpointDamaged
-from policies.storage import Block
+from policies.storage import StoredBlock
 from tests.test_columns import row_lists, rows_of, same
 
 
@@ -26,7 +26,7 @@ def test_blocks_round_trip(tmp_path: Path, fields: list[list[np.ndarray]], data:
     """Every block comes back with its id, its rows, and its dead rows."""
     blocks = []
     for number, rows in enumerate(fields):
-        block = Block.of(number << 33, len(rows), {"x": rows_of(rows), "odd/name": rows_of(rows)})
+        block = StoredBlock.of(number << 33, len(rows), {"x": rows_of(rows), "odd/name": rows_of(rows)})
         dead = data.draw(st.sets(st.integers(0, len(rows) - 1)))
         if dead:
             block.free(np.array(sorted(dead)))
@@ -50,7 +50,7 @@ def test_types_that_numpy_lacks_and_types_of_our_own(tmp_path: Path) -> None:
         "raw": bytes_rows([b"", b"ab", b"c"]),
         "plain": plain_rows([{"a": 1}, None, [1, "x"]]),
     }
-    write_blocks(str(tmp_path / "u"), [Block.of(5, 3, columns)])
+    write_blocks(str(tmp_path / "u"), [StoredBlock.of(5, 3, columns)])
     (block,) = read_blocks(str(tmp_path / "u"))
     assert {n: c.dtype for n, c in block.columns.items()} == {n: c.dtype for n, c in columns.items()}
     assert list(block.columns["raw"]) == [b"", b"ab", b"c"]
@@ -60,7 +60,7 @@ def test_types_that_numpy_lacks_and_types_of_our_own(tmp_path: Path) -> None:
 
 def test_anyone_can_open_a_file_with_the_safetensors_library(tmp_path: Path) -> None:
     column = Column.jagged(np.arange(5, dtype=np.int32), [2, 3])
-    write_blocks(str(tmp_path / "u.safetensors"), [Block.of(7, 2, {"ids": column})])
+    write_blocks(str(tmp_path / "u.safetensors"), [StoredBlock.of(7, 2, {"ids": column})])
     tensors = load_file(tmp_path / "u.safetensors")
     assert tensors["7/ids/values"].tolist() == [0, 1, 2, 3, 4]
     assert tensors["7/ids/offsets"].tolist() == [0, 2, 5]
@@ -68,7 +68,7 @@ def test_anyone_can_open_a_file_with_the_safetensors_library(tmp_path: Path) -> 
 
 def test_every_truncation_and_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "u"
-    write_blocks(str(path), [Block.of(7, 2, {"ids": Column.jagged(np.arange(5, dtype=np.int32), [2, 3])})])
+    write_blocks(str(path), [StoredBlock.of(7, 2, {"ids": Column.jagged(np.arange(5, dtype=np.int32), [2, 3])})])
     whole = path.read_bytes()
     for size in range(0, len(whole), 7):
         path.write_bytes(whole[:size])
@@ -116,7 +116,7 @@ def test_a_crafted_description_is_damage_and_claims_no_memory(tmp_path: Path, en
     """Whoever made the file also made its checksum fit."""
     column = Column.jagged(np.arange(5, dtype=np.int32), [2, 3])
     path = tmp_path / "u"
-    write_blocks(str(path), [Block.of(7, 2, {"x": column})])
+    write_blocks(str(path), [StoredBlock.of(7, 2, {"x": column})])
     if isinstance(entry, dict) and "checksum" in entry:
         entry = {**entry, "checksum": block_checksum({"x": column} if entry["fields"] else {})}
     redescribe(path, json.dumps([entry]))
@@ -127,7 +127,7 @@ def test_a_crafted_description_is_damage_and_claims_no_memory(tmp_path: Path, en
 @pytest.mark.parametrize("blocks", ["[" * 100_000, "{}{}", "7", "null", '"x"', ""])
 def test_a_description_that_is_no_list_is_damage(tmp_path: Path, blocks: str) -> None:
     path = tmp_path / "u"
-    write_blocks(str(path), [Block.of(7, 2, {"x": Column.dense(np.arange(2))})])
+    write_blocks(str(path), [StoredBlock.of(7, 2, {"x": Column.dense(np.arange(2))})])
     redescribe(path, blocks)
     with pytest.raises(CheckpointDamaged):
         read_blocks(str(path))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from policies import catalog as catalog_module
 from policies.catalog import Catalog, Published
+from policies.catalog_snapshot import restore_snapshot, take_snapshot
 from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest, deadline_after
 from policies.errors import CheckpointDamaged, CheckpointError, DtypeConflict, Refused, UnknownField, UnknownPartition
 from policies.locations import FieldSchema, Publication
@@ -178,13 +179,13 @@ def test_a_dense_and_a_jagged_put_of_one_length_agree() -> None:
 def test_a_refused_batch_changes_nothing_and_says_key_field_found_and_came() -> None:
     catalog = open_catalog()
     put(catalog, ["g0"], BOTH)
-    before = catalog.snapshot()
+    before = take_snapshot(catalog)
     with pytest.raises(DtypeConflict) as raised:
         put(catalog, ["g1", "g0"], {"new": IDS["ids"], "lp": FieldSchema("int32", (50,))})
     assert raised.value.details == {"field": "lp", "key": "g1", "found": "float32", "came": "int32"}
     for word in ("train", "lp", "g1", "float32", "int32"):
         assert word in raised.value.message
-    assert {**catalog.snapshot(), "batches": before["batches"]} == before
+    assert {**take_snapshot(catalog), "batches": before["batches"]} == before
 
 
 def test_a_refused_first_batch_makes_no_partition() -> None:
@@ -340,7 +341,7 @@ def test_a_snapshot_falls_between_writes_so_a_ready_field_always_has_a_place() -
     put(catalog, keys, {"score": FieldSchema("float32", ())})
     catalog.clear("train", keys[:10])
     units = {block.id: "u1" for block in catalog.blocks.blocks()}
-    restored = Catalog.restore(catalog.snapshot(), units, strict=False)
+    restored = restore_snapshot(take_snapshot(catalog), units, strict=False)
     located = restored.locate("train", keys, ["ids", "score"])
     assert located.verdicts == ("missing",) * 10 + ("ok",) * 90
     assert [(read.unit, read.fields, len(read.rows)) for read in located.reads] == [
@@ -355,20 +356,22 @@ def test_more_fields_than_a_word_has_bits_survive_a_snapshot() -> None:
     catalog = open_catalog()
     fields = {f"f{i}": FieldSchema("int64", ()) for i in range(100)}
     put(catalog, ["a"], fields)
-    restored = Catalog.restore(catalog.snapshot(), {block.id: "u0" for block in catalog.blocks.blocks()}, strict=False)
+    restored = restore_snapshot(
+        take_snapshot(catalog), {block.id: "u0" for block in catalog.blocks.blocks()}, strict=False
+    )
     assert restored.locate("train", ["a"], None).fields == tuple(fields)
 
 
 def test_a_snapshot_that_cannot_be_used_is_a_checkpoint_error() -> None:
     catalog = open_catalog()
     put(catalog, ["a"])
-    plain = catalog.snapshot()
+    plain = take_snapshot(catalog)
     with pytest.raises(CheckpointDamaged, match="no unit has loaded"):
-        Catalog.restore(plain, {}, strict=False)
+        restore_snapshot(plain, {}, strict=False)
     with pytest.raises(CheckpointError, match="version 9"):
-        Catalog.restore({**plain, "version": 9}, {}, strict=False)
+        restore_snapshot({**plain, "version": 9}, {}, strict=False)
     with pytest.raises(CheckpointDamaged):
-        Catalog.restore({"version": 1}, {}, strict=False)
+        restore_snapshot({"version": 1}, {}, strict=False)
 
 
 # Askers that leave.

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from policies.blocks import Frees
 from policies.catalog import Catalog
+from policies.catalog_snapshot import restore_snapshot, take_snapshot
 from policies.claims import ClaimAnswer, ClaimRequest, Progress, WaitRequest
 from policies.errors import DtypeConflict, DuplicateKey, KeyMissing, Refused, UnknownField, UnknownPartition
 from policies.locations import FieldSchema, Located, Publication
@@ -425,12 +426,12 @@ class CatalogMachine(RuleBasedStateMachine):
     @rule(moved=st.booleans())
     def restart(self, moved: bool) -> None:
         """Everything but the parked requests survives, whichever units hold the blocks now."""
-        plain = self.catalog.snapshot()
+        plain = take_snapshot(self.catalog)
         packed = msgpack.unpackb(msgpack.packb(plain), strict_map_key=False)
         if moved:
             self.block_units = {b: UNITS[b % 2] for b in self.block_units}
-        restored = Catalog.restore(packed, self.block_units, self.catalog.strict)
-        assert restored.snapshot() == plain
+        restored = restore_snapshot(packed, self.block_units, self.catalog.strict)
+        assert take_snapshot(restored) == plain
         self.catalog = restored
         for unit in UNITS:
             self.catalog.register_unit(unit, f"tcp://{unit}")

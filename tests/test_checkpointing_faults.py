@@ -20,7 +20,7 @@ from actors import storage_unit
 from actors.checkpoint_files import PartialCheckpoint, StoredCheckpoint
 from actors.checkpointing import restore_plane, save_plane
 from actors.client import DataPlaneClient
-from policies.catalog import Catalog
+from policies.catalog_snapshot import restore_snapshot
 from policies.errors import CheckpointDamaged, CheckpointError, DtypeConflict, RegraftError, RemoteError, Unreachable
 from policies.manifest import CONTROLLER_FILE, JOB_FILE
 from policies.operations import Ask
@@ -191,7 +191,7 @@ def test_a_part_of_a_controller_state_replaced_is_at_worst_damage(
         node = node[at]
     node[at] = data.draw(st.sampled_from(ODD))
     with suppress(CheckpointDamaged):
-        Catalog.restore(changed, dict.fromkeys(blocks, "u0"), False)
+        restore_snapshot(changed, dict.fromkeys(blocks, "u0"), False)
 
 
 @pytest.fixture(scope="module")

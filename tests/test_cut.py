@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from policies.batches import PutAck
+from policies.answers import PutAck
 from policies.calls import CallIdentity
 from policies.capture import CaptureTable, State
 from policies.chain import CHUNK_FIELDS, ChainDigest

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.read_coalescer import ReadCoalescer
-from policies.batches import CORRUPT, UNREACHABLE, Batch
+from policies.answers import CORRUPT, UNREACHABLE, Batch
 from policies.calls import CallIdentity
 from policies.chain import CHUNK_FIELDS, Chain, ChainDigest, ChainRefusal
 from policies.config import CoalescerConfig

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from policies.batches import CLEARED, MISSING
+from policies.answers import CLEARED, MISSING
 from policies.checksums import block_checksum
 from policies.columns import Column
 from policies.errors import CapacityExceeded, DtypeConflict, Refused, RequestTimeout, Unreachable, WireError
-from policies.storage import Answer, Block, Stored, UnitState
+from policies.storage import Answer, Stored, StoredBlock, UnitState
 
 REFUSED = DtypeConflict("refused")
 POISON = WireError("a header that is not msgpack")
@@ -245,13 +245,13 @@ def test_what_is_captured_does_not_change_when_rows_are_freed() -> None:
 def test_a_failed_restore_leaves_nothing_of_its_blocks() -> None:
     """The same block of an earlier checkpoint has rows that are dead in the later one."""
     unit, columns = UnitState("u0", 0, 64), {"x": column(1, 2)}
-    later = Block.of(7, 2, columns)
+    later = StoredBlock.of(7, 2, columns)
     later.free(np.array([0]))
     unit.load("r1", [later])
     unit.unload("r1")
     assert unit.blocks == {} and unit.nbytes == 0
-    unit.load("r2", [Block.of(7, 2, columns)])
+    unit.load("r2", [StoredBlock.of(7, 2, columns)])
     assert unit.read(7, ["x"], np.array([0, 1])).bad == []
     with pytest.raises(CapacityExceeded, match="16 of 64 bytes and the checkpoint brings 80"):
-        unit.load("r3", [Block.of(8 + i, 2, columns) for i in range(5)])
+        unit.load("r3", [StoredBlock.of(8 + i, 2, columns) for i in range(5)])
     assert list(unit.blocks) == [7]
