@@ -191,17 +191,6 @@ def _columns(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: as_column(name, value) for name, value in fields.items()}
 
 
-def _whole(batch: Batch) -> Batch:
-    """The batch, when every key is ok; else the first bad key's error, listing all of them in its details."""
-    bad = [key for key, verdict in zip(batch.keys, batch.verdicts, strict=True) if verdict != "ok"]
-    if bad:
-        error = batch.error(bad[0])
-        assert error is not None
-        error.details["keys"] = bad
-        raise error
-    return batch
-
-
 class AsyncDataPlaneClient:
     """The awaiting form; see `DataPlaneClient` for what each method does."""
 
@@ -243,7 +232,7 @@ class AsyncDataPlaneClient:
         partial: bool = False,
     ) -> Batch:
         batch = await self._run(operations.get(self._core.routes, partition, keys, fields), timeout)
-        return batch if partial else _whole(batch)
+        return batch if partial else batch.whole()
 
     async def clear(self, partition: str, keys: Sequence[str], *, timeout: float | None = None) -> int:
         return await self._run(operations.clear(partition, keys), timeout)
@@ -344,7 +333,7 @@ class DataPlaneClient:
         its error (`KeyMissing`, `KeyCleared`, `KeyCorrupt`, `Unreachable`).
         """
         batch = self.run(operations.get(self._core.routes, partition, keys, fields), timeout)
-        return batch if partial else _whole(batch)
+        return batch if partial else batch.whole()
 
     def clear(self, partition: str, keys: Sequence[str], *, timeout: float | None = None) -> int:
         """Remove rows; unknown keys are no error. Returns how many went."""

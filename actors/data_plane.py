@@ -26,15 +26,11 @@ from actors.client import DataPlaneClient, PlaneAddress
 from actors.remote import ControllerActor, UnitActor
 from actors.wire.secret import new_secret
 from policies.config import PlaneConfig
-from policies.errors import RegraftError
+from policies.errors import LaunchError
 
 NAMESPACE = "regraft"
 LOOPBACK = "127.0.0.1"
 LOCAL_OBJECT_STORE_BYTES = 256 << 20
-
-
-class LaunchError(RegraftError):
-    """The plane's actors could not be started."""
 
 
 class DataPlane:

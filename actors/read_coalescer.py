@@ -20,7 +20,6 @@ import numpy as np
 
 from actors.client import PlaneAddress
 from actors.plane_protocol import STAGING, Plane, connect
-from policies.answers import OK
 from policies.chain import (
     CHUNK_CLEARED,
     CHUNK_CORRUPT,
@@ -180,9 +179,7 @@ class ReadCoalescer:
         asked = self._plane.get(self._partition, get.keys, self._fields, timeout=timeout, partial=True)
         try:
             batch = await asyncio.wait_for(asked, BACKSTOP * timeout)
-            rows = dict(batch.rows())
-            bad = [key for key, verdict in zip(batch.keys, batch.verdicts, strict=True) if verdict != OK]
-            errors = {key: error for key in bad if (error := batch.error(key)) is not None}
+            rows, errors = dict(batch.rows()), batch.errors()
         except RegraftError as error:
             self._feed(GetFailed(get.number, error, self._clock()))
         except asyncio.TimeoutError:  # a class of its own before Python 3.11

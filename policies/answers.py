@@ -50,12 +50,21 @@ class Batch:
     columns: Mapping[str, Column]
     causes: Mapping[str, str]
 
-    def error(self, key: str) -> KeyUnavailable | Unreachable | None:
-        """The error of a key that is not ok, else None."""
-        verdict = self.verdicts[self.keys.index(key)]
-        if verdict == OK:
-            return None
-        return _ERRORS[verdict](f"key {key!r}: {self.causes.get(key, verdict)}", key=key, verdict=verdict)
+    def errors(self) -> dict[str, KeyUnavailable | Unreachable]:
+        """The error of each key that is not ok, in the order asked."""
+        return {
+            key: _ERRORS[verdict](f"key {key!r}: {self.causes.get(key, verdict)}", key=key, verdict=verdict)
+            for key, verdict in zip(self.keys, self.verdicts, strict=True)
+            if verdict != OK
+        }
+
+    def whole(self) -> Batch:
+        """This batch, when every key is ok; else the first bad key's error is raised, all of them in its details."""
+        errors = self.errors()
+        for error in errors.values():
+            error.details["keys"] = list(errors)
+            raise error
+        return self
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """(key, {field: row}) for every ok key, in the order asked. Rows are views of the answer's buffers."""

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from policies.calls import CallIdentity, Tokens
 from policies.chain import CHUNK_DTYPES, CHUNK_FIELDS, TOKEN_BYTES, Chain, ChainDigest, chunk_place
-from policies.receipts import Acknowledgement
+from policies.receipts import DURABLE_PREFIX, Acknowledgement
 
 COMPLETE: Final = frozenset({"stop", "length"})
 """Finish reasons with which a call is whole. Any other end (an engine's "abort") leaves it to be resumed."""
@@ -400,7 +400,7 @@ def sealed_prefix(capture: CallCapture) -> Acknowledgement:
     whole = capture.finish_reason if capture.live_tokens == 0 else None
     return Acknowledgement(
         identity=capture.identity,
-        disposition="durable_prefix",
+        disposition=DURABLE_PREFIX,
         keys=capture.keys,
         tokens=capture.sealed_tokens,
         digest=capture.digest(),

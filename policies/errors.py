@@ -1,4 +1,4 @@
-"""Every error regraft raises, under one base.
+"""The errors of the plane and of what runs on it, under one base.
 
 A message says what was asked, what was found and what to do. An error that crosses the wire travels as its class
 name, its message and plain details, and is rebuilt from the fixed table at the end of this file; nothing that a peer
@@ -93,6 +93,10 @@ class KeyCleared(KeyUnavailable):
 
 class KeyCorrupt(KeyUnavailable):
     """The stored bytes do not match their checksum."""
+
+
+class LaunchError(RegraftError):
+    """The actors of a plane could not be started, or there is no plane of that name to attach to."""
 
 
 class CheckpointError(RegraftError):

@@ -235,7 +235,7 @@ def test_a_dead_unit_costs_its_own_keys_only(plane: InProcessPlane, client: Data
     batch = client.get("train", list(where), partial=True, timeout=3)
     assert batch.verdicts == tuple("ok" if unit == "u0" else "unreachable" for unit in where.values())
     lost = next(key for key, unit in where.items() if unit == "u1")
-    assert "u1" in str(batch.error(lost))
+    assert "u1" in str(batch.errors()[lost])
 
 
 async def test_the_async_client_does_the_same(plane: InProcessPlane) -> None:

@@ -13,9 +13,9 @@ import pytest
 import ray
 
 from actors.client import DataPlaneClient, PlaneAddress
-from actors.data_plane import DataPlane, LaunchError
+from actors.data_plane import DataPlane
 from policies.config import PlaneConfig
-from policies.errors import RequestTimeout, Unreachable
+from policies.errors import LaunchError, RequestTimeout, Unreachable
 
 
 @pytest.fixture(scope="module")

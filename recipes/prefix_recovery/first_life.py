@@ -38,20 +38,16 @@ async def _live(job: Job) -> None:
     await job.engines_ready()
     await _reference(job)
     requests = await job.requests(ROLLOUT)
-    events.emit(events.Phase(name="cut", state="start"))
     cutting = _Cutting(job, requests)
-    await job.run("cut", [cutting.call(i) for i in range(len(requests))], cutting.cut_and_save)
-    events.emit(events.Phase(name="cut", state="end"))
+    await job.run(events.CUT, [cutting.call(i) for i in range(len(requests))], cutting.cut_and_save)
     await asyncio.Event().wait()
 
 
 async def _reference(job: Job) -> None:
     """Run every call without interruption and keep the rows outside the plane, so that no checkpoint holds them."""
     requests = await job.requests(REFERENCE_ROLLOUT)
-    events.emit(events.Phase(name="reference", state="start"))
     calls = [_generate(job.leader_of(i), request) for i, request in enumerate(requests)]
-    completions = await job.run("reference", calls)
-    events.emit(events.Phase(name="reference", state="end"))
+    completions = await job.run(events.REFERENCE, calls)
     await job.save_rows(completions, Path(job.plan.reference))
     job.client.clear(TRAIN, [completion.key for completion in completions])
 

@@ -97,7 +97,7 @@ class Job:
         calls: Sequence[Callable[[], Awaitable[Completion]]],
         beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> list[Completion]:
-        """Run ``calls`` to their ends, reporting what they generate; ``beside`` runs along with them."""
+        """Run ``calls`` to their ends as ``phase``, reporting what they generate; ``beside`` runs along with them."""
 
         async def follow(call: Callable[[], Awaitable[Completion]]) -> Completion:
             completion = await call()
@@ -112,6 +112,7 @@ class Job:
             )
             return completion
 
+        events.emit(events.Phase(name=phase, state="start"))
         watching = asyncio.create_task(self._watch(phase))
         companion = asyncio.create_task(beside()) if beside is not None else None
         try:
@@ -122,6 +123,7 @@ class Job:
             for task in filter(None, (watching, companion)):
                 task.cancel()
             await self._report_progress(phase)
+        events.emit(events.Phase(name=phase, state="end"))
         return completions
 
     async def _watch(self, phase: str) -> None:

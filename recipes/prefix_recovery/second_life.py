@@ -34,10 +34,8 @@ async def _live(job: Job, stored: StoredCheckpoint) -> None:
     finished = _finished_rows(job)
     events.emit(events.Restored(seconds=time.time() - began, rows=_row_count(job)))
     continuations = _continuations(stored.job, finished)
-    events.emit(events.Phase(name="resume", state="start"))
     calls = [_resume(job, index, c, stored.manifest.fingerprint) for index, c in continuations]
-    resumed = await job.run("resume", calls, job.engines_ready)
-    events.emit(events.Phase(name="resume", state="end"))
+    resumed = await job.run(events.RESUME, calls, job.engines_ready)
     await job.save_rows([*finished.values(), *resumed], Path(job.plan.rows))
     events.emit(
         events.Statistics(
