@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.prefix_recovery.decode_rate import Step, decode_during_cut
+from recipes.prefix_recovery.decode_rate import Step, decode_during_cut, ratios_without_cut
 
 
 def steady(leader: int, begin: float, count: int, period: float, calls: int) -> list[Step]:
@@ -63,3 +63,28 @@ def test_without_a_cut_or_without_steps_there_is_no_ratio() -> None:
     assert decode_during_cut(steady(0, 0, 10, 1, 1), []) is None
     assert decode_during_cut([], [(1.0, 2.0)]) is None
     assert decode_during_cut(steady(0, 10, 5, 1, 1), [(5.0, 5.0)]) is None
+
+
+@given(period=st.floats(0.01, 0.4), leaders=st.integers(1, 3), calls=st.integers(1, 4))
+def test_a_steady_run_without_cuts_gives_one_everywhere(period: float, leaders: int, calls: int) -> None:
+    steps = [step for i in range(leaders) for step in steady(i, 5.0, int(10 / period) + 1, period, calls)]
+    ratios = ratios_without_cut(steps)
+    assert len(ratios) >= 15
+    assert ratios == pytest.approx([1.0] * len(ratios), abs=1e-6)
+
+
+def test_moments_at_which_a_call_begins_or_ends_are_left_out() -> None:
+    """Two calls for ten seconds, then one: only windows that see one set of calls are compared."""
+    steps = [*steady(0, 0.0, 100, 0.1, 2), *steady(0, 10.0, 100, 0.1, 1)]
+    assert ratios_without_cut(steps) == pytest.approx([1.0] * len(ratios_without_cut(steps)), abs=1e-6)
+    assert 25 <= len(ratios_without_cut(steps)) <= 38
+
+
+def test_a_slow_second_shows() -> None:
+    steps = [*steady(0, 0.0, 50, 0.1, 1), *steady(0, 5.0, 5, 0.2, 1), *steady(0, 6.0, 50, 0.1, 1)]
+    ratios = ratios_without_cut(steps)
+    assert min(ratios) == pytest.approx(0.5, abs=0.01) and max(ratios) == pytest.approx(2.0, abs=0.01)
+
+
+def test_no_steps_tell_nothing() -> None:
+    assert ratios_without_cut([]) == []

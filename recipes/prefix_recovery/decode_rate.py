@@ -40,6 +40,24 @@ def decode_during_cut(
     return sum(ratios) / len(ratios) if ratios else None
 
 
+def ratios_without_cut(steps: Sequence[Step], window: float = WINDOW_S) -> list[float]:
+    """The same ratio at moments of a run without cuts, half a window apart: what the machine alone does to it.
+
+    Only moments are taken at which every leader decoded the same calls through both windows.
+    """
+    if not steps:
+        return []
+    middle, last = min(step.began for step in steps), max(step.ended for step in steps)
+    ratios = []
+    while (middle := middle + window / 2) + window / 2 < last:
+        near = [s for s in steps if s.ended > middle - 1.5 * window and s.began < middle + window / 2]
+        sets = {(step.leader, frozenset(step.tokens)) for step in near}
+        leaders = {step.leader for step in near}
+        if len(sets) == len(leaders) and (ratio := _ratio(near, middle, window)) is not None:
+            ratios.append(ratio)
+    return ratios
+
+
 def _ratio(steps: Sequence[Step], middle: float, window: float) -> float | None:
     around = before = 0.0
     for leader in {step.leader for step in steps}:

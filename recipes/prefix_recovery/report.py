@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recipes.prefix_recovery.comparison import Comparison, RowComparison
-from recipes.prefix_recovery.decode_rate import decode_during_cut
+from recipes.prefix_recovery.decode_rate import decode_during_cut, ratios_without_cut
 from recipes.prefix_recovery.events import CUT, REFERENCE, RESUME
 from recipes.prefix_recovery.plan import Plan, PlannedCall
 from recipes.prefix_recovery.record import Record
@@ -58,6 +59,7 @@ def build_report(plan: Plan, record: Record, comparison: Comparison) -> dict[str
         "decode_during_cut": decode_during_cut(
             record.steps.get(CUT, []), [(cut.began, cut.ended) for cut in record.cuts]
         ),
+        "decode_without_cut": _spread(ratios_without_cut(record.steps.get(REFERENCE, []))),
         "put_calls": sum(int(cut.numbers["puts"]) for cut in record.cuts),
         "get_calls": sum(statistics.get_calls for statistics in record.statistics),
         "seconds": _seconds(record),
@@ -122,6 +124,13 @@ def _seconds(record: Record) -> dict[str, Any]:
     }
 
 
+def _spread(ratios: Sequence[float]) -> dict[str, float] | None:
+    """What the machine alone does to the ratio, in the reference run; None when it was too short to tell."""
+    if not ratios:
+        return None
+    return {"min": min(ratios), "median": median(ratios), "max": max(ratios), "windows": len(ratios)}
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -175,7 +184,10 @@ def print_summary(report: Mapping[str, Any], console: Console) -> None:
         f"{report['tokens_saved']} tokens not generated again; {report['put_calls']} PUTs, {report['get_calls']} GETs",
     ]
     if report["decode_during_cut"] is not None:
-        lines.append(f"decoding around a cut runs at {report['decode_during_cut']:.0%} of the rate before it")
+        line = f"decoding around a cut runs at {report['decode_during_cut']:.0%} of the rate before it"
+        if (alone := report["decode_without_cut"]) is not None:
+            line += f" (second by second without a cut: {alone['min']:.0%} to {alone['max']:.0%})"
+        lines.append(line)
     if seconds["to_first_resumed_token"] is not None:
         lines.append(f"first new token {seconds['to_first_resumed_token']:.1f} s after the restart began")
     for line in lines:
