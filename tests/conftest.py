@@ -2,7 +2,7 @@
 
 Guarantees: nothing here imports torch or ray before a test asks for it; the Ray that `ray_cluster` starts is its own
 (never one that happens to run), and nothing of it is left when the session ends. Every Ray that a test starts has
-Ray's token authentication on, with a token of this session, so that none is written to the home directory. Cost:
+Ray's token authentication on, with a token made for this test run, so that none is written to the home directory. Cost:
 `ray_cluster` takes about 5 s, once, and only when a test uses it.
 """
 
