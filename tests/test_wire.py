@@ -123,6 +123,27 @@ def test_a_frame_over_the_limit_is_refused_and_the_connection_lives(peers: Peers
     assert isinstance(peers.ask(connection, "echo"), Message)
 
 
+def test_an_answer_that_cannot_be_read_ends_its_request_at_once(peers: Peers) -> None:
+    connection = peers.connect()
+
+    def garble(request: Request) -> None:
+        header = {"v": 1, "id": request.message.id, "op": "answer", "body": {}, "sizes": [5]}
+        peers.server._router.send_multipart([request._peer, msgpack.packb(header)])
+
+    peers.server._handlers["garble"] = garble  # type: ignore[index]
+    outcome = peers.ask(connection, "garble", timeout=15)
+    assert isinstance(outcome, WireError) and not isinstance(outcome, RequestTimeout)
+    assert isinstance(peers.ask(connection, "echo"), Message)
+
+
+def test_a_frame_far_over_the_limit_costs_its_connection_only(peers: Peers) -> None:
+    greedy, modest = peers.connect(), peers.connect()
+    outcome = peers.ask(greedy, "echo", timeout=5, buffers=[bytes(5 * LIMIT)])
+    assert isinstance(outcome, Unreachable)
+    assert isinstance(peers.ask(modest, "echo"), Message)
+    assert isinstance(peers.ask(greedy, "echo"), Message), "it connects again"
+
+
 def test_silence_ends_in_a_timeout_and_the_late_answer_is_dropped(peers: Peers) -> None:
     connection = peers.connect()
     outcome = peers.ask(connection, "park", timeout=0.2)

@@ -27,6 +27,9 @@ Outcome = Message | RegraftError
 
 _TURN = 256
 
+_NOBODY = 0
+"""No request has this id; an answer that does not even say whose it is counts as late."""
+
 
 @dataclass(slots=True)
 class _Pending:
@@ -86,17 +89,22 @@ class Connection:
                 frames = self._dealer.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            try:
-                message = decode_message([frame.buffer for frame in frames])
-            except WireError as error:
-                logger.warning("dropped an answer of %s that cannot be read: %s", self._peer, error.message)
-                continue
-            pending = self._pending.pop(message.id, None)
-            if pending is None:
-                self.late_answers += 1
-                continue
-            pending.timer.cancel()
-            pending.finish(error_of(message) or message)
+            self._answered([frame.buffer for frame in frames])
+
+    def _answered(self, frames: list[memoryview]) -> None:
+        outcome: Outcome
+        try:
+            message = decode_message(frames)
+            number, outcome = message.id, error_of(message) or message
+        except WireError as error:
+            logger.warning("%s sent an answer that cannot be read: %s", self._peer, error.message)
+            number, outcome = error.details.get("id", _NOBODY), error
+        pending = self._pending.pop(number, None)
+        if pending is None:
+            self.late_answers += 1
+            return
+        pending.timer.cancel()
+        pending.finish(outcome)
 
     def _watch(self) -> None:
         while self._monitor.poll(0):

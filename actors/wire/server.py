@@ -68,6 +68,8 @@ class Server:
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.setsockopt(zmq.RCVHWM, 0)
+        # A frame over the limit gets an error answer; one far over it is not even received, and its peer disconnected.
+        self._router.setsockopt(zmq.MAXMSGSIZE, 4 * max_frame_bytes)
         port = self._router.bind_to_random_port(f"tcp://{host}")
         self.endpoint = f"tcp://{host}:{port}"
         loop.read(self._router, self._receive)
