@@ -81,21 +81,21 @@ class Resumption:
 class _RunningCall:
     """A call between its request and its completion. ``ended`` gets its finish reason, or why it ends without one."""
 
-    __slots__ = ("ended", "parts", "prefix_tokens", "unservable")
+    __slots__ = ("ended", "given_up", "parts", "prefix_tokens")
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.parts: list[Tokens] = []
         self.prefix_tokens = 0
-        self.unservable = False
+        self.given_up = False
 
     def fail(self, error: Exception) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
 
-    def refuse(self, error: Exception) -> None:
-        """The engine cannot take the call, so nobody could go on with it either."""
-        self.unservable = True
+    def give_up(self, error: Exception) -> None:
+        """Nobody is to go on with the call, so its coordinator forgets it too."""
+        self.given_up = True
         self.fail(error)
 
 
@@ -175,7 +175,7 @@ class GenerationWorker:
         """Forget a call; whoever waits for it gets an `EngineError`."""
         call = self._calls.get(identity)
         if call is not None:
-            call.fail(EngineError(f"call {identity} was aborted"))
+            call.give_up(EngineError(f"call {identity} was aborted"))
         await self._coordinator.abort.remote(identity)
 
     async def take_progress(self) -> tuple[list[Step], list[Resumption]]:
@@ -246,14 +246,14 @@ class GenerationWorker:
             try:
                 engine.start(request, prefix, mode)
             except RegraftError as error:
-                self._event_loop.call_soon_threadsafe(call.refuse, error)
+                self._event_loop.call_soon_threadsafe(call.give_up, error)
 
         if not call.ended.done():
             self._commands.put(start)
         try:
             reason = await call.ended
         except RegraftError:
-            if call.unservable:
+            if call.given_up:
                 await self._coordinator.abort.remote(request.identity)
             raise
         return await self._complete(request.identity, call, reason, refusal)

@@ -272,6 +272,7 @@ async def test_an_abort_while_the_engine_is_still_loading_is_not_lost(start: Sta
         await running
     assert (await leader.worker.generate(request("other", 20))).tokens == 20
     assert leader.made(first.identity) == 0
+    assert leader.coordinator.active_calls() == ()
 
 
 async def test_closing_answers_everybody_and_leaves_the_tokens_with_the_coordinator(start: Start) -> None:
