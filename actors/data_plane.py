@@ -124,11 +124,12 @@ def _start_actors(config: PlaneConfig, name: str) -> tuple[PlaneAddress, list[An
             host, secret, config
         )
         actors.append(controller)
+        strategies = _strategies(config)
         incarnations = secrets.SystemRandom().sample(range(1 << 31), config.units)
         units = {
-            f"u{i}": UnitActor.options(num_cpus=config.unit_cpus, scheduling_strategy=_strategy(config)).remote(
-                f"u{i}", incarnations[i], host, secret, config.unit_capacity_bytes, config.max_frame_bytes
-            )
+            f"u{i}": UnitActor.options(
+                num_cpus=config.unit_cpus, scheduling_strategy=strategies[i % len(strategies)]
+            ).remote(f"u{i}", incarnations[i], host, secret, config.unit_capacity_bytes, config.max_frame_bytes)
             for i in range(config.units)
         }
         actors += units.values()
@@ -156,10 +157,13 @@ def _start_actors(config: PlaneConfig, name: str) -> tuple[PlaneAddress, list[An
     return address, actors
 
 
-def _strategy(config: PlaneConfig) -> Any:
-    if config.unit_placement == "spread":
-        return "SPREAD"
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+def _strategies(config: PlaneConfig) -> list[NodeAffinitySchedulingStrategy]:
+    """Where units go, in turn. Ray's own spreading is a best effort, so each unit is sent to a node by its id; one that
+    reserves CPUs may go elsewhere when that node has none left, unless all are to be here."""
+    if config.unit_placement == "here":
+        return [NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)]
+    nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    return [NodeAffinitySchedulingStrategy(node, soft=config.unit_cpus > 0) for node in nodes]
 
 
 def _kill(actors: Sequence[Any]) -> None:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -157,6 +157,8 @@ class GenerationWorker:
         (`FingerprintMismatch` naming the field).
         """
         request, identity = continuation.request, continuation.request.identity
+        if mode not in get_args(ResumeMode):
+            raise EngineError(f"call {identity}: resume mode {mode!r}; it must be one of {get_args(ResumeMode)}")
         with self._admitted(identity) as call:
             chain: Chain | ChainRefusal | None = None
             if continuation.keys:

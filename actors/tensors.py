@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.columns import Column, bytes_rows, plain_rows, rows_of
-from policies.dtypes import storage_dtype
+from policies.dtypes import BYTES, MSGPACK, storage_dtype
 from policies.errors import RegraftError, WireError
 
 if TYPE_CHECKING:
@@ -98,9 +98,8 @@ def to_tensor(column: Column, index: int) -> torch.Tensor:
     """Row ``index`` as a tensor with memory of its own (a copy), in its own dtype; needs torch."""
     import torch
 
-    array = column.row(index)
-    if not isinstance(array, np.ndarray):
-        raise RegraftError(f"rows of dtype {column.dtype!r} are not tensors")
-    tensor = torch.from_numpy(np.array(array))
+    if column.dtype in (BYTES, MSGPACK):
+        raise RegraftError(f"rows of dtype {column.dtype!r} are not tensors; column.row({index}) gives the value")
+    tensor = torch.from_numpy(np.array(column.bits(index)))
     dtype = getattr(torch, column.dtype)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)

@@ -86,19 +86,36 @@ class Column:
         return tuple(length if n == JAGGED else n for n in self.shape)
 
     def row(self, index: int) -> Any:
-        """Row ``index``: an array view of its shape, or ``bytes``, or the plain value of a msgpack column."""
+        """Row ``index``: an array view of its shape, or ``bytes``, or the plain value of a msgpack column.
+
+        Raises `WireError` for a dtype that numpy lacks: its values are stored as integers, and must not pass for them.
+        """
+        flat = self._flat(index)
+        if self.dtype == BYTES:
+            return flat.tobytes()
+        if self.dtype == MSGPACK:
+            return msgpack.unpackb(flat.tobytes(), strict_map_key=False)
+        self._require_numpy()
+        return flat.reshape(self.row_shape(index))
+
+    def bits(self, index: int) -> NDArray[Any]:
+        """Row ``index`` as it is stored: of a dtype that numpy lacks, the bits of its values as unsigned integers."""
+        return self._flat(index).reshape(self.row_shape(index))
+
+    def _flat(self, index: int) -> NDArray[Any]:
         if not 0 <= index < self.rows:
             raise IndexError(f"row {index} of a column with {self.rows} rows")
         if self.offsets is None:
             begin, end = index * self.unit, (index + 1) * self.unit
         else:
             begin, end = int(self.offsets[index]) * self.unit, int(self.offsets[index + 1]) * self.unit
-        flat = self.values[begin:end]
-        if self.dtype == BYTES:
-            return flat.tobytes()
-        if self.dtype == MSGPACK:
-            return msgpack.unpackb(flat.tobytes(), strict_map_key=False)
-        return flat.reshape(self.row_shape(index))
+        return self.values[begin:end]
+
+    def _require_numpy(self) -> None:
+        if storage_dtype(self.dtype).name != self.dtype:
+            raise WireError(
+                f"numpy has no dtype {self.dtype!r}; actors.tensors.to_tensor(column, index) gives a row as a tensor"
+            )
 
     def __iter__(self) -> Any:
         return (self.row(i) for i in range(self.rows))
@@ -153,7 +170,11 @@ class Column:
         return Column(dtypes[0], shape, rows, values, offsets)
 
     def padded(self, pad_value: Any = 0) -> NDArray[Any]:
-        """All rows in one array ``(rows, *longest shape)``, short rows filled up with ``pad_value`` (a copy)."""
+        """All rows in one array ``(rows, *longest shape)``, short rows filled up with ``pad_value`` (a copy).
+
+        Raises `WireError` for byte strings, plain values and dtypes that numpy lacks.
+        """
+        self._require_numpy()
         if self.offsets is None:
             return self.values.reshape(self.rows, *self.shape)
         lengths = np.diff(self.offsets)

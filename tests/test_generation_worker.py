@@ -204,6 +204,12 @@ async def test_a_call_cut_at_its_end_needs_no_engine(start: Start) -> None:
     assert after.made(completion.identity) == 0
 
 
+async def test_an_unknown_resume_mode_is_refused(start: Start) -> None:
+    leader = start()
+    with pytest.raises(EngineError, match=r"'slow'.*'exact', 'fast'"):
+        await leader.worker.resume(Continuation(request(), (), 0, ""), "slow")  # type: ignore[arg-type]
+
+
 async def test_a_call_that_was_never_cut_starts_from_its_prompt(start: Start) -> None:
     leader = start()
     completion = await leader.worker.resume(Continuation(request(), (), 0, ""), "exact")

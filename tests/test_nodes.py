@@ -45,6 +45,6 @@ def test_units_spread_over_the_nodes_or_stay_with_the_launcher() -> None:
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
-    assert found["spread"]["nodes"] >= 2 and not found["spread"]["all_here"]
+    assert found["spread"]["nodes"] == 3 and not found["spread"]["all_here"]
     assert found["here"] == {"nodes": 1, "all_here": True, "loopback": False, "rows": [[0, 1, 2]]}
     assert found["spread"]["rows"] == [[0, 1, 2]]

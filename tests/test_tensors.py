@@ -68,6 +68,15 @@ def test_what_cannot_be_kept_is_refused_with_the_field(value: Any, text: str) ->
         as_column("odd", value)
 
 
+def test_values_that_numpy_lacks_never_pass_for_integers() -> None:
+    column = as_column("x", torch.arange(3).to(torch.bfloat16).reshape(1, 3))
+    for read in (lambda: column.row(0), column.padded):
+        with pytest.raises(WireError, match=r"numpy has no dtype 'bfloat16'.*to_tensor"):
+            read()
+    assert column.bits(0).tolist() == [0, 16256, 16384]
+    assert to_tensor(column, 0).tolist() == [0.0, 1.0, 2.0]
+
+
 def test_what_is_read_has_memory_of_its_own() -> None:
     source = torch.zeros(2, 3)
     tensor = to_tensor(as_column("x", source), 0)
