@@ -55,7 +55,6 @@ class _Core:
     def __init__(self, address: PlaneAddress) -> None:
         self.address = address
         self.routes = Routes(RoundRobin(random.randrange(1 << 16)))
-        self.asked = 0
         self._pid = os.getpid()
         self._loop = Loop("regraft-client")
         self._connections: dict[str, Connection] = {}
@@ -99,7 +98,6 @@ class _Core:
 
     def send(self, ask: Ask, timeout: float, finish: Callable[[Outcome], None]) -> None:
         """On the loop's thread: one request to a peer, connecting when needed."""
-        self.asked += 1
         endpoint = self.address.endpoint if ask.peer == CONTROLLER else self.routes.endpoints[ask.peer]
         connection = self._connections.get(endpoint)
         if connection is None:
@@ -197,11 +195,6 @@ class AsyncDataPlaneClient:
     def __init__(self, address: PlaneAddress) -> None:
         self._core = _Core(address)
 
-    @property
-    def requests_sent(self) -> int:
-        """Messages this client has sent to controller and units."""
-        return self._core.asked
-
     async def _run(self, operation: Operation[T], timeout: float | None) -> T:
         future = self._core.submit(operation, timeout)
         try:
@@ -271,11 +264,6 @@ class DataPlaneClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def requests_sent(self) -> int:
-        """Messages this client has sent to controller and units."""
-        return self._core.asked
 
     def run(self, operation: Operation[T], timeout: float | None = None) -> T:
         """Drive an operation of `policies.operations` to its result."""

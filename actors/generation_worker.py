@@ -101,7 +101,7 @@ class _RunningCall:
 
 class GenerationWorker:
     """``coordinator`` and ``coalescer`` are handles of this leader's actors. ``weight_version`` is the version of the
-    weights that the engine loads; chains with newer tokens are refused.
+    weights that the engine loads: its tokens carry it, and chains with newer tokens are refused.
 
     A call that the engine cannot take, or that is aborted, is forgotten by the coordinator as well. When the engine
     fails, the worker is closed or a caller stops waiting, the coordinator keeps the call's tokens for whoever goes on.
@@ -186,10 +186,6 @@ class GenerationWorker:
         self._steps.clear()
         self._resumptions.clear()
         return taken
-
-    async def requests_sent(self) -> int:
-        """Messages to controller and units that this worker has sent."""
-        return self._client.requests_sent
 
     async def close(self) -> None:
         """End the engine; whoever waits for a call gets a `ClosedError`, the coordinator keeps its tokens."""
@@ -317,6 +313,7 @@ class GenerationWorker:
         call_soon = self._event_loop.call_soon_threadsafe
         try:
             engine = build_engine(self._spec)
+            engine.weight_version = self._weight_version
         except Exception as error:
             told = error if isinstance(error, EngineError) else EngineError(f"engine {self._spec.name!r}: {error!r}")
             call_soon(self._engine_failed, told)

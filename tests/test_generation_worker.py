@@ -188,6 +188,16 @@ async def test_tokens_newer_than_the_weights_are_not_trusted(start: Start) -> No
     assert completion.refusal is not None and completion.refusal.reason == "version_too_new"
 
 
+async def test_every_token_keeps_the_version_of_the_weights_that_made_it(start: Start) -> None:
+    before, after = start(weight_version=3), start(weight_version=6)
+    first = request()
+    acknowledgement = await interrupted(before, first, 50)
+    completion = await after.worker.resume(following(acknowledgement, first), "exact")
+    assert completion.refusal is None
+    versions = (await after.row("r0/c0"))["versions"].tolist()
+    assert versions == [3] * acknowledgement.tokens + [6] * (400 - acknowledgement.tokens)
+
+
 async def test_a_call_cut_at_its_end_needs_no_engine(start: Start) -> None:
     before, after = start(), start(EngineSpec("tiny", {"rows": 1}))
     first = request(max_tokens=30)
