@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.shapes import ShapeCounts, ShapeKeys, remove_rows
+from policies.locations import BlockSchema
+from policies.shapes import ShapeCounts, ShapeKeys, count, count_rows, discount_rows
 
 Frees = Mapping[str, list[tuple[int, NDArray[np.int64]]]]
 """What units are to be told to forget: unit → [(block, positions int64)]; a block may occur more than once."""
+
+NOTHING: Frees = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -36,22 +40,74 @@ class Field:
     counts: ShapeCounts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """The fields of a put, in its order, and their mask. Puts with the same fields share it."""
+    """One kind of put in a partition: its fields, and the shapes that all its rows have.
 
-    fields: tuple[Field, ...]
-    mask: int
-    counts: tuple[ShapeCounts, ...]
+    A row that still has *all* fields of its put is whole, and whole rows are only counted together, in ``rows``: as
+    long as there are any, the layout holds each fixed shape once in its field's counts. So a row of 16 fields of fixed
+    shape comes and goes at the cost of one. A row that lost some of its fields to another put is counted field by field
+    from then on. Shapes of jagged fields, which rows need not share, are counted row by row from the start.
+    """
 
-    @classmethod
-    def of(cls, fields: tuple[Field, ...]) -> Layout:
-        return cls(fields, sum(field.bit for field in fields), tuple(field.counts for field in fields))
+    __slots__ = ("fields", "fixed", "jagged", "mask", "rows", "schema")
+
+    def __init__(
+        self,
+        schema: BlockSchema,
+        fields: tuple[Field, ...],
+        fixed: tuple[tuple[Field, int], ...],
+        jagged: tuple[tuple[Field, tuple[int, ...]], ...],
+    ) -> None:
+        """``fixed``: the fields whose rows all have one shape, and its number. ``jagged``: all others, with their row
+        shape (`policies.columns.JAGGED` where rows differ)."""
+        self.schema, self.fields, self.fixed, self.jagged = schema, fields, fixed, jagged
+        self.mask = sum(field.bit for field in fields)
+        self.rows = 0
+
+    def came(self, rows: int, numbers: Sequence[ShapeKeys]) -> None:
+        """A block of ``rows`` whole rows came; ``numbers[i]`` are its shapes in jagged field i."""
+        self._count_whole(rows)
+        for (field, _), keys in zip(self.jagged, numbers, strict=True):
+            count_rows(field.counts, keys, rows)
+
+    def went(self, block: Block, positions: NDArray[np.int64], had: int, lost: int) -> None:
+        """Rows of ``block`` that had the fields ``had`` of this layout lost those in ``lost``."""
+        rows = len(positions)
+        if had == self.mask:
+            self._count_whole(-rows)
+            change, by = had & ~lost, rows
+        else:
+            change, by = lost, -rows
+        if change:
+            for field, number in self.fixed:
+                if field.bit & change:
+                    count(field.counts, number, by)
+        for (field, _), keys in zip(self.jagged, block.shapes, strict=True):
+            if field.bit & lost:
+                discount_rows(field.counts, keys, positions)
+
+    def restored(self, block: Block, position: int, mask: int) -> None:
+        """A row of a snapshot has the fields ``mask`` at ``position`` of ``block``."""
+        if mask == self.mask:
+            self._count_whole(1)
+        else:
+            for field, number in self.fixed:
+                if field.bit & mask:
+                    count(field.counts, number, 1)
+        for (field, _), keys in zip(self.jagged, block.shapes, strict=True):
+            if field.bit & mask:
+                count(field.counts, keys if isinstance(keys, int) else int(keys[position]), 1)
+
+    def _count_whole(self, rows: int) -> None:
+        before, self.rows = self.rows, self.rows + rows
+        if not before or not self.rows:
+            for field, number in self.fixed:
+                count(field.counts, number, 1 if self.rows else -1)
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """``shapes[i]``: the shape numbers of its rows in ``layout.fields[i]``. ``live``: positions not freed yet."""
+    """``shapes[i]``: the shape numbers of its rows in ``layout.jagged[i]``. ``live``: positions not freed yet."""
 
     id: int
     unit: str
@@ -102,30 +158,26 @@ class Releases:
     __slots__ = ("_groups",)
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[Block, int, bool], list[int]] = {}
+        self._groups: dict[tuple[Block, int, int], list[int]] = {}
 
-    def drop(self, block: Block, position: int, mask: int, whole: bool) -> None:
-        """The fields in ``mask`` of the row at ``position`` are not in use any more; ``whole``: nor are any others."""
-        group = self._groups.get((block, mask, whole))
+    def drop(self, block: Block, position: int, had: int, lost: int) -> None:
+        """The row at ``position``, of which the fields ``had`` were in use, is not used for those in ``lost`` any more.
+        When none is left the position is free."""
+        group = self._groups.get((block, had, lost))
         if group is None:
-            self._groups[block, mask, whole] = [position]
+            self._groups[block, had, lost] = [position]
         else:
             group.append(position)
 
     def settle(self, table: BlockTable) -> Frees:
         """Update shape counts and the block table; what the units are to be told."""
         if not self._groups:
-            return {}
+            return NOTHING
         frees: defaultdict[str, list[tuple[int, NDArray[np.int64]]]] = defaultdict(list)
-        for (block, mask, whole), listed in self._groups.items():
+        for (block, had, lost), listed in self._groups.items():
             positions = np.array(listed, np.int64)
-            layout = block.layout
-            if mask == layout.mask:
-                remove_rows(layout.counts, block.shapes, positions)
-            else:
-                chosen = [i for i, field in enumerate(layout.fields) if field.bit & mask]
-                remove_rows([layout.counts[i] for i in chosen], [block.shapes[i] for i in chosen], positions)
-            if whole:
+            block.layout.went(block, positions, had, lost)
+            if had == lost:
                 table.free(block, len(listed))
                 frees[block.unit].append((block.id, positions))
         return dict(frees)

@@ -143,14 +143,13 @@ class Catalog:
         shapes = partition.admit(publication)
         self.partitions[partition.name] = partition
         rows = len(publication.keys)
-        block = Block(publication.block, publication.unit, rows, partition.layout(publication.fields), shapes, rows)
+        block = Block(publication.block, publication.unit, rows, partition.layout(publication.schema), shapes, rows)
         releases = Releases()
         partition.apply(publication, block, releases)
         if not block.layout.mask:
             return Published(True, _whole_block(publication))
         self.blocks.add(block)
-        frees = releases.settle(self.blocks)
-        return Published(True, frees, self._woken(partition, now))
+        return Published(True, releases.settle(self.blocks), self._woken(partition, now))
 
     def _remember(self, batch_id: str, outcome: int | Refused) -> None:
         self.batches[batch_id] = outcome
@@ -305,6 +304,8 @@ class Catalog:
                 self.grants.popitem(last=False)
 
     def _woken(self, partition: Partition, now: float) -> tuple[ClaimAnswer, ...]:
+        if not partition.consumers.parked:
+            return ()
         woken = partition.consumers.wake(now)
         for answer in woken:
             self._deadlines.remove(answer.claim_id)

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.blocks import Block, Field, Layout
+from policies.blocks import Block
 from policies.catalog import Catalog
 from policies.claims import ClaimAnswer
 from policies.dtypes import storage_dtype
 from policies.errors import CheckpointDamaged, Refused, error_from_plain, error_to_plain
+from policies.locations import unpack_schema
 from policies.partition import Partition
 from policies.rows import Place, Row
 from policies.shapes import ShapeKeys, Shapes
@@ -120,13 +121,13 @@ def _partition_to_plain(partition: Partition) -> dict[str, Any]:
 
 
 def _blocks_to_plain(blocks: list[Block]) -> dict[str, Any]:
-    layouts = _Numbering()
-    numbers = [layouts(tuple(field.name for field in block.layout.fields)) for block in blocks]
+    schemas = _Numbering()
+    numbers = [schemas(block.layout.schema) for block in blocks]
     return {
         "ids": _ints([block.id for block in blocks]),
         "rows": _ints([block.rows for block in blocks]),
-        "layouts": [list(names) for names in layouts],
-        "layout": _ints(numbers),
+        "schemas": [schema.packed for schema in schemas],
+        "schema": _ints(numbers),
         "shapes": [[keys if isinstance(keys, int) else _array(keys) for keys in block.shapes] for block in blocks],
     }
 
@@ -136,7 +137,7 @@ def _restore_partition(catalog: Catalog, plain: Mapping[str, Any], block_units: 
     partition.strict = plain["strict"]
     partition.arrivals, partition.produced = plain["arrivals"], plain["produced"]
     fields = [partition.add_field(name, dtype, declared) for name, dtype, declared in plain["fields"]]
-    blocks = _restore_blocks(plain["blocks"], partition.fields, block_units)
+    blocks = _restore_blocks(plain["blocks"], partition, block_units)
     rows = [
         Row(key, arrival) for key, arrival in zip(plain["keys"], _read(plain["row_arrivals"]).tolist(), strict=True)
     ]
@@ -171,17 +172,15 @@ def _restore_place(row: Row, place: Place) -> None:
     place.block.live += 1
 
 
-def _restore_blocks(
-    plain: Mapping[str, Any], fields: Mapping[str, Field], block_units: Mapping[int, str]
-) -> list[Block]:
-    layouts = [Layout.of(tuple(fields[name] for name in names)) for names in plain["layouts"]]
+def _restore_blocks(plain: Mapping[str, Any], partition: Partition, block_units: Mapping[int, str]) -> list[Block]:
+    layouts = [partition.layout(unpack_schema(packed)) for packed in plain["schemas"]]
     blocks = []
-    columns = (_read(plain[name]).tolist() for name in ("ids", "rows", "layout"))
-    for block_id, rows, layout, shapes in zip(*columns, plain["shapes"], strict=True):
+    columns = (_read(plain[name]).tolist() for name in ("ids", "rows", "schema"))
+    for block_id, rows, schema, shapes in zip(*columns, plain["shapes"], strict=True):
         if block_id not in block_units:
             raise CheckpointDamaged(f"block {block_id} is in the controller's snapshot, but no unit has loaded it")
         keys: list[ShapeKeys] = [keys if isinstance(keys, int) else _read(keys) for keys in shapes]
-        blocks.append(Block(block_id, block_units[block_id], rows, layouts[layout], keys, 0))
+        blocks.append(Block(block_id, block_units[block_id], rows, layouts[schema], keys, 0))
     return blocks
 
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.codec import pack_ints, unpack_ints
+from policies.columns import JAGGED
 from policies.errors import WireError
 
 
@@ -27,28 +29,77 @@ class FieldSchema:
     lengths: NDArray[np.int64] | None = None
 
 
+SchemaEntry = tuple[str, str, tuple[int, ...]]
+"""Name, dtype and row shape of one field."""
+
+Lengths = int | NDArray[np.int64]
+"""The sizes of a block's rows in the jagged dimension of one field: one for all of them, or int64 ``(rows,)``."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Publication:
+class BlockSchema:
+    """What the puts of one kind have in common: their fields, in order. ``jagged``: how many of them need lengths.
+    ``packed``: its form in messages.
+
+    Schemas are interned (`block_schema`), so whoever has seen one knows it by its identity.
+    """
+
+    fields: tuple[SchemaEntry, ...]
+    jagged: int
+    packed: bytes
+
+
+class Publication(NamedTuple):
     """A unit says: ``block`` (unique over the plane's life) holds the rows ``keys`` of ``partition``, row i at
-    position i. ``tags[i]`` are merged into row i's tags. ``batch_id`` is the writer's name for the put."""
+    position i. ``lengths`` has an entry for each jagged field of the schema, in its order. ``tags[i]`` are merged into
+    row i's tags. ``batch_id`` is the writer's name for the put."""
 
     batch_id: str
     unit: str
     block: int
     partition: str
     keys: tuple[str, ...]
-    fields: Mapping[str, FieldSchema]
+    schema: BlockSchema
+    lengths: tuple[Lengths, ...] = ()
     tags: tuple[Mapping[str, Any] | None, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        batch_id: str,
+        unit: str,
+        block: int,
+        partition: str,
+        keys: tuple[str, ...],
+        fields: Mapping[str, FieldSchema],
+        tags: tuple[Mapping[str, Any] | None, ...] | None = None,
+    ) -> Publication:
+        """The publication of a block with ``fields``."""
+        schema = block_schema(tuple([(name, field.dtype, field.shape) for name, field in fields.items()]))
+        lengths = tuple([_lengths(field.lengths) for field in fields.values() if field.lengths is not None])
+        return cls(batch_id, unit, block, partition, keys, schema, lengths, tags)
+
+
+def _lengths(lengths: NDArray[np.int64]) -> Lengths:
+    """One number where all rows agree: it travels and is counted at the cost of one row."""
+    return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else lengths
+
+
+@lru_cache(maxsize=4_096)
+def block_schema(fields: tuple[SchemaEntry, ...]) -> BlockSchema:
+    """The schema with these fields; the same object for the same fields."""
+    jagged = sum(JAGGED in shape for _, _, shape in fields)
+    return BlockSchema(fields, jagged, msgpack.packb(fields))
 
 
 class Read(NamedTuple):
-    """``fields`` of rows at ``positions`` of ``block``; entry i is for the asked key number ``rows[i]``. Both int64."""
+    """``fields`` of rows at ``positions`` of ``block``; entry i is for the asked key number ``rows[i]``."""
 
     unit: str
     block: int
     fields: tuple[str, ...]
-    positions: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    positions: Sequence[int]
+    rows: Sequence[int]
 
 
 class Located(NamedTuple):
@@ -67,11 +118,9 @@ def publication_to_plain(publication: Publication) -> dict[str, Any]:
         "unit": publication.unit,
         "block": publication.block,
         "partition": publication.partition,
-        "keys": list(publication.keys),
-        "fields": {
-            name: [schema.dtype, list(schema.shape), None if schema.lengths is None else pack_ints(schema.lengths)]
-            for name, schema in publication.fields.items()
-        },
+        "keys": publication.keys,
+        "schema": publication.schema.packed,
+        "lengths": [lengths if isinstance(lengths, int) else pack_ints(lengths) for lengths in publication.lengths],
         "tags": publication.tags,
     }
 
@@ -79,38 +128,36 @@ def publication_to_plain(publication: Publication) -> dict[str, Any]:
 def publication_from_plain(plain: Mapping[str, Any]) -> Publication:
     """The publication that a unit sent; `WireError` when it is not one."""
     try:
+        tags = plain["tags"]
         return Publication(
-            batch_id=str(plain["batch_id"]),
-            unit=str(plain["unit"]),
-            block=int(plain["block"]),
-            partition=str(plain["partition"]),
-            keys=tuple(map(str, plain["keys"])),
-            fields={str(name): _schema_from_plain(schema) for name, schema in plain["fields"].items()},
-            tags=None if plain["tags"] is None else tuple(None if t is None else dict(t) for t in plain["tags"]),
+            str(plain["batch_id"]),
+            str(plain["unit"]),
+            int(plain["block"]),
+            str(plain["partition"]),
+            tuple(map(str, plain["keys"])),
+            unpack_schema(plain["schema"]),
+            tuple([lengths if type(lengths) is int else unpack_ints(lengths) for lengths in plain["lengths"]]),
+            None if tags is None else tuple([None if given is None else dict(given) for given in tags]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
         raise WireError(f"this is no publication of a block: {type(error).__name__}: {error}") from None
 
 
-def _schema_from_plain(plain: Sequence[Any]) -> FieldSchema:
-    dtype, shape, lengths = plain
-    if lengths is None:
-        return _dense_schema(dtype, tuple(shape))
-    return FieldSchema(str(dtype), tuple(map(int, shape)), unpack_ints(lengths))
-
-
 @lru_cache(maxsize=4_096)
-def _dense_schema(dtype: Any, shape: tuple[Any, ...]) -> FieldSchema:
-    """Schemas without lengths are shared, so that whoever has seen one knows it by its identity."""
-    return FieldSchema(str(dtype), tuple(map(int, shape)))
+def unpack_schema(packed: bytes) -> BlockSchema:
+    """The schema with this packed form; what msgpack or the form of a schema forbid raises whatever it raises."""
+    fields = tuple((str(name), str(dtype), tuple(map(int, shape))) for name, dtype, shape in msgpack.unpackb(packed))
+    if len({name for name, _, _ in fields}) != len(fields):
+        raise ValueError("two fields of one name")
+    return block_schema(fields)
 
 
 def located_to_plain(located: Located) -> dict[str, Any]:
     return {
-        "verdicts": list(located.verdicts),
-        "causes": dict(located.causes),
-        "fields": list(located.fields),
-        "reads": [[r.unit, r.block, list(r.fields), pack_ints(r.positions), pack_ints(r.rows)] for r in located.reads],
+        "verdicts": located.verdicts,
+        "causes": located.causes,
+        "fields": located.fields,
+        "reads": [[r.unit, r.block, r.fields, r.positions, r.rows] for r in located.reads],
     }
 
 
@@ -118,10 +165,9 @@ def located_from_plain(plain: Mapping[str, Any]) -> Located:
     reads: Sequence[Any] = plain["reads"]
     return Located(
         verdicts=tuple(plain["verdicts"]),
-        causes=dict(plain["causes"]),
+        causes=plain["causes"],
         fields=tuple(plain["fields"]),
         reads=tuple(
-            Read(unit, block, tuple(fields), unpack_ints(positions), unpack_ints(rows))
-            for unit, block, fields, positions, rows in reads
+            [Read(unit, block, tuple(fields), positions, rows) for unit, block, fields, positions, rows in reads]
         ),
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from policies.answers import CLEARED, MISSING, OK, UNREACHABLE, Batch, PutAck
 from policies.checksums import block_checksum
-from policies.codec import Buffer, Message, decode_columns, encode_columns, unpack_ints
+from policies.codec import Buffer, Message, decode_columns, encode_columns, pack_ints, unpack_ints
 from policies.columns import Column, require_plain
 from policies.errors import Refused, RegraftError, RequestTimeout, Unreachable, WireError
 from policies.locations import Located, located_from_plain
@@ -218,7 +218,7 @@ def _read(routes: Routes, reading: _Reading, located: Located, asked: NDArray[np
                     {
                         "block": located.reads[i].block,
                         "fields": list(located.reads[i].fields),
-                        "positions": located.reads[i].positions.astype("<i8").tobytes(),
+                        "positions": pack_ints(np.array(located.reads[i].positions, np.int64)),
                     }
                     for i in indices
                 ]

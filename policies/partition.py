@@ -3,9 +3,9 @@
 Layout, and why. What a controller does most is one row at a time, and there an element of a numpy array costs 60 ns
 where a slot of an object costs 10; and all fields of a put lie at one position of one block. So the table is a dict
 from key to `Row`, a row points at the block of its put (not at 16 entries, one per field), and readiness is an integer
-with one bit per field: "has all of these" is one ``&``. The shapes of a batch are numbered by one addition per field.
-There are no row numbers, so there is nothing to reuse wrongly: a cleared row's object is dead, and its key's next row
-is another one.
+with one bit per field: "has all of these" is one ``&``. Puts of one kind share a `Layout`, which was checked when the
+first of them came and counts their rows' fixed shapes as one. There are no row numbers, so there is nothing to reuse
+wrongly: a cleared row's object is dead, and its key's next row is another one.
 
 Rules:
 
@@ -13,32 +13,34 @@ Rules:
 2. Fields come and rows go only through `apply` and `clear`, which tell the partition's readers (`policies.claims`).
 3. A field has one dtype from its first value until the partition goes. A declared partition has no other fields.
 
-Costs: lookup, clear and tag O(1) per row (and per field of a cleared row); publish O(fields) per batch, O(1) per row,
-and O(1) per row of each field whose rows differ in shape. None depends on the number of rows that live.
+Costs: lookup and tag O(1) per row; publish and clear O(1) per row and O(1) per row of each jagged field; O(fields) in
+all when a kind of put comes for the first time, its last row goes, or a row loses some of its fields to another put.
+None depends on the number of rows that live.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import and_
 from typing import Any
-
-import numpy as np
 
 from policies.answers import MISSING, OK
 from policies.blocks import Block, Field, Layout, Releases
 from policies.claims import Consumers
+from policies.columns import JAGGED
 from policies.dtypes import storage_dtype
 from policies.errors import DtypeConflict, DuplicateKey, Refused, UnknownField, WireError
-from policies.locations import FieldSchema, Located, Publication, Read
+from policies.locations import BlockSchema, Located, Publication, Read
 from policies.rows import Row
-from policies.shapes import ShapeKeys, Shapes, add_rows, uniform
+from policies.shapes import ShapeKeys, Shapes, uniform
 from policies.where import predicate
 
 REMEMBERED_LOOKUPS = 1_024
 """Lists of fields whose mask is kept at hand."""
 
-REMEMBERED_SCHEMAS = 1_024
-"""Fields without lengths that were looked through and are kept at hand."""
+REMEMBERED_LAYOUTS = 1_024
+"""Kinds of put that are kept at hand, at least; those with live rows always are."""
 
 
 class Partition:
@@ -55,10 +57,10 @@ class Partition:
         self.arrivals = 0
         self.produced = 0
         self._shapes = shapes
-        self._layouts: dict[tuple[str, ...], Layout] = {}
+        self._layouts: dict[BlockSchema, Layout] = {}
+        self._layouts_kept = REMEMBERED_LAYOUTS
         self._masks: dict[int, int] = {}
         self._names: dict[int, tuple[str, ...]] = {}
-        self._admitted: dict[tuple[FieldSchema, ...], tuple[tuple[str, ...], Sequence[ShapeKeys]]] = {}
         self._lookups: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {}
         for field, dtype in (declared or {}).items():
             self.add_field(field, dtype, declared=True)
@@ -68,38 +70,38 @@ class Partition:
         return field
 
     def admit(self, publication: Publication) -> Sequence[ShapeKeys]:
-        """The shape numbers of every field of the publication. Raises a `Refused` that says what is wrong with it.
+        """The shape numbers of the publication's jagged fields. Raises a `Refused` that says what is wrong with it.
 
-        A publication made of the same schema objects as one before it (`publication_from_plain` shares them) is not
-        looked through again. What is admitted must be applied before anything else is.
+        A schema that was admitted before is not looked through again: fields keep their dtype.
         """
-        keys, rows = publication.keys, len(publication.keys)
+        rows, schema = len(publication.keys), publication.schema
         if rows != 1:
-            self._check_keys(keys)
+            self._check_keys(publication.keys)
         if publication.tags is not None and len(publication.tags) != rows:
             raise Refused(f"{len(publication.tags)} tags came for {rows} keys of partition {self.name!r}")
-        fields = publication.fields
-        schemas = tuple(fields.values())
-        admitted = self._admitted.get(schemas)
-        if admitted is not None and admitted[0] == tuple(fields):
-            return admitted[1]
+        if len(publication.lengths) != schema.jagged:
+            raise Refused(
+                f"{len(publication.lengths)} lengths came for {schema.jagged} jagged fields of partition {self.name!r}"
+            )
+        known = self._layouts.get(schema)
+        if known is not None and not schema.jagged:
+            return ()
+        lengths = iter(publication.lengths)
         shapes: list[ShapeKeys] = []
-        known, number, name, dense = self.fields, self._shapes.keys, "", True
+        name = ""
         try:
-            for name, schema in fields.items():
-                field = known.get(name)
-                if field is None or field.dtype != schema.dtype:
-                    self._check_dtype(name, field, schema)
-                dense = dense and schema.lengths is None
-                shapes.append(number(schema.shape, schema.lengths, rows))
+            for name, dtype, shape in schema.fields:
+                if known is None:
+                    self._check_dtype(name, dtype)
+                if JAGGED in shape:
+                    shapes.append(self._shapes.numbers(shape, next(lengths), rows))
+                else:
+                    self._shapes.number(shape)
         except Refused as error:
-            where = f"partition {self.name!r}, field {name!r}, rows of key {keys[0]!r} and {rows - 1} more"
-            details = {**error.details, "field": name, "key": keys[0]}
+            others = f" and {rows - 1} more rows" if rows > 1 else ""
+            where = f"partition {self.name!r}, field {name!r}, key {publication.keys[0]!r}{others}"
+            details = {**error.details, "field": name, "key": publication.keys[0]}
             raise type(error)(f"{where}: {error.message}", **details) from None
-        if dense:
-            if len(self._admitted) >= REMEMBERED_SCHEMAS:
-                self._admitted.clear()
-            self._admitted[schemas] = (tuple(fields), shapes)
         return shapes
 
     def _check_keys(self, keys: Sequence[str]) -> None:
@@ -115,16 +117,19 @@ class Partition:
                 )
             seen.add(key)
 
-    def _check_dtype(self, name: str, field: Field | None, schema: FieldSchema) -> None:
+    def _check_dtype(self, name: str, dtype: str) -> None:
+        field = self.fields.get(name)
+        if field is not None and field.dtype == dtype:
+            return
         if field is not None and field.dtype is not None:
             raise DtypeConflict(
-                f"the field holds {field.dtype} and {schema.dtype} came; convert the rows, or use another field",
+                f"the field holds {field.dtype} and {dtype} came; convert the rows, or use another field",
                 found=field.dtype,
-                came=schema.dtype,
+                came=dtype,
             )
         self.require_declared([name])
         try:
-            storage_dtype(schema.dtype)
+            storage_dtype(dtype)
         except WireError as error:
             raise Refused(error.message) from None
 
@@ -138,21 +143,31 @@ class Partition:
                     field=name,
                 )
 
-    def layout(self, fields: Mapping[str, FieldSchema]) -> Layout:
-        """The layout of an admitted publication; fields that are new begin here."""
-        names = tuple(fields)
-        layout = self._layouts.get(names)
-        if layout is None:
-            for name, schema in fields.items():
-                field = self.fields.get(name) or self.add_field(name, schema.dtype)
-                field.dtype = schema.dtype
-            layout = self._layouts[names] = Layout.of(tuple(self.fields[name] for name in names))
+    def layout(self, schema: BlockSchema) -> Layout:
+        """The layout of an admitted schema; fields that are new begin here."""
+        return self._layouts.get(schema) or self._new_layout(schema)
+
+    def _new_layout(self, schema: BlockSchema) -> Layout:
+        fields, fixed, jagged = [], [], []
+        for name, dtype, shape in schema.fields:
+            field = self.fields.get(name) or self.add_field(name, dtype)
+            field.dtype = dtype
+            fields.append(field)
+            if JAGGED in shape:
+                jagged.append((field, shape))
+            else:
+                fixed.append((field, self._shapes.number(shape)))
+        layout = self._layouts[schema] = Layout(schema, tuple(fields), tuple(fixed), tuple(jagged))
+        if len(self._layouts) > self._layouts_kept:
+            self._layouts = {schema: kept for schema, kept in self._layouts.items() if kept.rows or kept is layout}
+            self._layouts_kept = max(REMEMBERED_LAYOUTS, 2 * len(self._layouts))
         return layout
 
     def apply(self, publication: Publication, block: Block, releases: Releases) -> None:
         """Make an admitted publication visible: ``block`` serves its fields from now on (unless it has none)."""
         keys, mask = publication.keys, block.layout.mask
-        add_rows(block.layout.counts, block.shapes, block.rows)
+        if mask:
+            block.layout.came(block.rows, block.shapes)
         rows, arrivals = self.rows, self.arrivals
         new: list[Row] = []
         for position, key in enumerate(keys):
@@ -198,39 +213,31 @@ class Partition:
     def locate(self, keys: Sequence[str], fields: Sequence[str] | None) -> Located:
         """Where the rows are. ``fields`` None: those that all found rows have. O(keys), whatever the fields."""
         rows = self.rows
-        found = [rows.get(key) for key in keys]
-        if fields is None:
-            masks = [row.mask for row in found if row is not None]
-            want = masks[0] if masks else 0
-            for mask in masks:
-                want &= mask
-            names = self.names(want)
-        else:
-            names, want = self._asked(tuple(fields))
+        names, want = self._common(keys) if fields is None else self._asked(tuple(fields))
         causes: dict[str, str] = {}
-        verdicts: list[str] = []
         groups: dict[tuple[Block, int], tuple[list[int], list[int]]] = {}
-        for index, row in enumerate(found):
+        for index, key in enumerate(keys):
+            row = rows.get(key)
             if row is None or row.mask & want != want:
-                verdicts.append(MISSING)
-                causes[keys[index]] = self._cause(row, names)
-                continue
-            verdicts.append(OK)
-            if row.more is None:
-                parts = [(row.block, row.position, want)] if row.block is not None and want else ()
-            else:
-                parts = [(p.block, p.position, p.mask & want) for p in row.places() if p.mask & want]
-            for block, position, mask in parts:
-                group = groups.get((block, mask))
-                if group is None:
-                    group = groups[block, mask] = ([], [])
-                group[0].append(position)
-                group[1].append(index)
+                causes[key] = self._cause(row, names)
+            elif row.more is not None:
+                for block, position, mask in row.places():
+                    if mask & want:
+                        _gather(groups, (block, mask & want), position, index)
+            elif want and row.block is not None:
+                _gather(groups, (row.block, want), row.position, index)
         reads = [
-            Read(block.unit, block.id, self.names(mask), np.array(positions, np.int64), np.array(indices, np.int64))
+            Read(block.unit, block.id, names if mask == want else self.names(mask), positions, indices)
             for (block, mask), (positions, indices) in groups.items()
         ]
-        return Located(tuple(verdicts), causes, names, tuple(reads))
+        verdicts = tuple([MISSING if key in causes else OK for key in keys]) if causes else (OK,) * len(keys)
+        return Located(verdicts, causes, names, tuple(reads))
+
+    def _common(self, keys: Sequence[str]) -> tuple[tuple[str, ...], int]:
+        """The fields that all rows found under ``keys`` have, and their mask."""
+        masks = [row.mask for row in map(self.rows.get, keys) if row is not None]
+        want = reduce(and_, masks) if masks else 0
+        return self.names(want), want
 
     def names(self, mask: int) -> tuple[str, ...]:
         """The fields of a mask, oldest first."""
@@ -306,9 +313,7 @@ class Partition:
         self.rows[row.key] = row
         self._count(row.mask, 1)
         for block, position, mask in row.places():
-            for field, numbers in zip(block.layout.fields, block.shapes, strict=True):
-                if mask & field.bit:
-                    add_rows([field.counts], [numbers if isinstance(numbers, int) else int(numbers[position])], 1)
+            block.layout.restored(block, position, mask)
 
     def describe(self) -> dict[str, Any]:
         """Plain: fields with dtype, rows and row shape (None: rows differ, or there are none); tasks; counts."""
@@ -336,3 +341,14 @@ class Partition:
             "parked": self.consumers.parked,
             "tasks": tasks,
         }
+
+
+def _gather(
+    groups: dict[tuple[Block, int], tuple[list[int], list[int]]], key: tuple[Block, int], position: int, index: int
+) -> None:
+    group = groups.get(key)
+    if group is None:
+        groups[key] = ([position], [index])
+    else:
+        group[0].append(position)
+        group[1].append(index)

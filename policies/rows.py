@@ -59,7 +59,7 @@ class Row:
         for place in self.places():
             replaced, left = place.mask & coming, place.mask & ~coming
             if replaced:
-                releases.drop(place.block, place.position, replaced, whole=not left)
+                releases.drop(place.block, place.position, place.mask, replaced)
             if left:
                 kept.append(Place(place.block, place.position, left))
         kept.append(Place(block, position, coming))
@@ -71,8 +71,8 @@ class Row:
         """Let go of all places; the row is never used again."""
         if self.more is None:
             if self.block is not None:
-                releases.drop(self.block, self.position, self.mask, True)
+                releases.drop(self.block, self.position, self.mask, self.mask)
         else:
             for place in self.places():
-                releases.drop(place.block, place.position, place.mask, True)
+                releases.drop(place.block, place.position, place.mask, place.mask)
         self.arrival = CLEARED_ARRIVAL

@@ -12,14 +12,14 @@ where a dimension other than the first is jagged). The same row shape has the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.columns import JAGGED
 from policies.errors import Refused
+from policies.locations import Lengths
 
 FIRST_BITS = 40
 LONGEST = (1 << FIRST_BITS) - 1
@@ -31,7 +31,8 @@ ShapeKeys = int | NDArray[np.int64]
 """The shape numbers of a block's rows in one field: one for all of them, or int64 ``(rows,)``."""
 
 ShapeCounts = dict[int, int]
-"""Shape number → live rows of one field; a shape without live rows has no entry."""
+"""Shape number → how many hold that shape in one field: live rows, each for itself, or kinds of put whose live rows
+all have it, each as one (`policies.blocks.Layout`). A shape that no live row has has no entry."""
 
 
 class Shapes:
@@ -48,45 +49,44 @@ class Shapes:
         """What to give to a new `Shapes` so that it numbers all shapes alike."""
         return list(self._bases)
 
-    def keys(self, shape: tuple[int, ...], lengths: NDArray[np.int64] | None, rows: int) -> ShapeKeys:
-        """The shape numbers of ``rows`` rows of a column with row shape ``shape`` (`JAGGED` in at most one place) and
-        ``lengths`` int64 ``(rows,)`` of that dimension; ``rows`` ≥ 1. `Refused` when these do not belong together."""
-        if lengths is None:
-            key = self._whole.get(shape)
-            if key is not None:
-                return key
-            if 0 <= shape[0] <= LONGEST:
-                key = self._base(shape[1:]) + shape[0]
-                if len(self._whole) < REMEMBERED_SHAPES:
-                    self._whole[shape] = key
-                return key
+    def number(self, shape: tuple[int, ...]) -> int:
+        """The number of a row shape without a jagged dimension. `Refused` for a size outside 0..2^40."""
+        key = self._whole.get(shape)
+        if key is not None:
+            return key
+        if not 0 <= shape[0] <= LONGEST:
             raise Refused(f"row shape {shape} has no lengths for its jagged dimension, or a size outside 0..2^40")
-        if len(lengths) != rows:
-            raise Refused(f"{len(lengths)} lengths came for {rows} rows")
+        key = self._base(shape[1:]) + shape[0]
+        if len(self._whole) < REMEMBERED_SHAPES:
+            self._whole[shape] = key
+        return key
+
+    def numbers(self, shape: tuple[int, ...], lengths: Lengths, rows: int) -> ShapeKeys:
+        """The numbers of ``rows`` rows whose shape is jagged: `JAGGED` in ``shape`` stands for ``lengths``.
+
+        `Refused` when these do not belong together.
+        """
         if shape.count(JAGGED) != 1:
             raise Refused(f"lengths came for row shape {shape}; exactly one of its sizes must be {JAGGED}")
-        if rows == 1:
-            shortest = longest = int(lengths.item(0))
+        if isinstance(lengths, int):
+            shortest = longest = lengths
         else:
+            if len(lengths) != rows:
+                raise Refused(f"{len(lengths)} lengths came for {rows} rows")
             shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest < 0 or longest > LONGEST:
             raise Refused(f"lengths {shortest}..{longest} are not all in 0..2^40")
         if shape[0] == JAGGED:
-            return self._base(shape[1:]) + (longest if shortest == longest else lengths)
-        return np.array(
-            [self._key(tuple(length if n == JAGGED else n for n in shape)) for length in lengths.tolist()], np.int64
-        )
+            return self._base(shape[1:]) + lengths
+        if isinstance(lengths, int):
+            return self.number(_filled(shape, lengths))
+        return np.array([self.number(_filled(shape, length)) for length in lengths.tolist()], np.int64)
 
     def shape(self, key: int) -> tuple[int, ...]:
         """The row shape with this number."""
         if key == SCALAR:
             return ()
         return (key & LONGEST, *self.trailing[(key >> FIRST_BITS) - 1])
-
-    def _key(self, shape: tuple[int, ...]) -> int:
-        key = self.keys(shape, None, 1)
-        assert isinstance(key, int)
-        return key
 
     def _base(self, trailing: tuple[int, ...]) -> int:
         base = self._bases.get(trailing)
@@ -97,37 +97,41 @@ class Shapes:
         return base
 
 
-def add_rows(counts: Sequence[ShapeCounts], numbers: Sequence[ShapeKeys], rows: int) -> None:
-    """``rows`` rows of a block came: field i counts them under ``numbers[i]``. O(1) per field whose rows share one
-    shape, else O(rows)."""
-    for count, keys in zip(counts, numbers, strict=True):
-        if type(keys) is int:
-            count[keys] = count.get(keys, 0) + rows
-        else:
-            for key in cast(NDArray[np.int64], keys).tolist():
-                count[key] = count.get(key, 0) + 1
+def count(counts: ShapeCounts, number: int, holders: int) -> None:
+    """``holders`` more (or, negative, fewer) hold the shape ``number``. O(1)."""
+    left = counts.get(number, 0) + holders
+    if left:
+        counts[number] = left
+    else:
+        del counts[number]
 
 
-def remove_rows(counts: Sequence[ShapeCounts], numbers: Sequence[ShapeKeys], positions: NDArray[np.int64]) -> None:
-    """The rows at ``positions`` of a block went, from fields that counted them under ``numbers``. O(1) per row and
-    field, whatever the number of rows that live."""
-    rows = len(positions)
-    for count, keys in zip(counts, numbers, strict=True):
-        if type(keys) is int:
-            left = count[keys] - rows
+def count_rows(counts: ShapeCounts, numbers: ShapeKeys, rows: int) -> None:
+    """The ``rows`` rows of a block came, with shape ``numbers``. O(1) when all have one shape, else O(rows)."""
+    if isinstance(numbers, int):
+        count(counts, numbers, rows)
+    else:
+        for number in numbers.tolist():
+            counts[number] = counts.get(number, 0) + 1
+
+
+def discount_rows(counts: ShapeCounts, numbers: ShapeKeys, positions: NDArray[np.int64]) -> None:
+    """The rows at ``positions`` of a block went. O(1) when all its rows have one shape, else O(1) per position."""
+    if isinstance(numbers, int):
+        count(counts, numbers, -len(positions))
+    else:
+        for number in numbers[positions].tolist():
+            left = counts[number] - 1
             if left:
-                count[keys] = left
+                counts[number] = left
             else:
-                del count[keys]
-            continue
-        for key in cast(NDArray[np.int64], keys)[positions].tolist():
-            left = count[key] - 1
-            if left:
-                count[key] = left
-            else:
-                del count[key]
+                del counts[number]
 
 
-def uniform(count: ShapeCounts) -> int | None:
+def _filled(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
+    return tuple([length if size == JAGGED else size for size in shape])
+
+
+def uniform(counts: ShapeCounts) -> int | None:
     """The number of the one shape that all live rows have; None when they differ or there are none."""
-    return next(iter(count)) if len(count) == 1 else None
+    return next(iter(counts)) if len(counts) == 1 else None

@@ -141,7 +141,7 @@ class UnitState:
         self._add(block)
         fields = {name: FieldSchema(c.dtype, c.shape, c.lengths()) for name, c in columns.items()}
         row_tags = None if tags is None else tuple(tags)
-        publication = Publication(batch_id, self._name, block.id, partition, tuple(keys), fields, row_tags)
+        publication = Publication.of(batch_id, self._name, block.id, partition, tuple(keys), fields, row_tags)
         row_bytes = np.zeros(len(keys), np.int64)
         for column in columns.values():
             row_bytes += column.row_bytes()

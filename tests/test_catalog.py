@@ -37,7 +37,7 @@ def publication(
     batch_id: str = "",
 ) -> Publication:
     block = next(blocks)
-    return Publication(batch_id or f"b{block}", "u0", block, partition, tuple(keys), fields, tags)
+    return Publication.of(batch_id or f"b{block}", "u0", block, partition, tuple(keys), fields, tags)
 
 
 def put(catalog: Catalog, keys: Sequence[str], fields: Mapping[str, FieldSchema] = IDS, now: float = 0.0) -> Published:
@@ -210,12 +210,12 @@ def test_unknown_units_used_blocks_and_wrong_sizes_are_refused() -> None:
     put(catalog, ["a"])
     used = next(iter(catalog.blocks.blocks())).id
     for bad, what in [
-        (Publication("x1", "nosuch", 10**9, "train", ("b",), IDS), "registered"),
-        (Publication("x2", "u0", used, "train", ("b",), IDS), "published before"),
-        (Publication("x3", "u0", 10**9, "train", ("b",), IDS, ()), "0 tags"),
-        (Publication("x4", "u0", 10**9, "train", (), IDS), "without keys"),
+        (Publication.of("x1", "nosuch", 10**9, "train", ("b",), IDS), "registered"),
+        (Publication.of("x2", "u0", used, "train", ("b",), IDS), "published before"),
+        (Publication.of("x3", "u0", 10**9, "train", ("b",), IDS, ()), "0 tags"),
+        (Publication.of("x4", "u0", 10**9, "train", (), IDS), "without keys"),
         (
-            Publication("x5", "u0", 10**9, "train", ("b",), {"ids": FieldSchema("int64", (-1,), np.array([1, 2]))}),
+            Publication.of("x5", "u0", 10**9, "train", ("b",), {"ids": FieldSchema("int64", (-1,), np.array([1, 2]))}),
             "ids",
         ),
     ]:

@@ -57,6 +57,14 @@ class ModelPartition:
     watched: set[tuple[str, frozenset[str]]] = field(default_factory=set)
 
 
+def fields_of(p: Publication) -> dict[str, FieldSchema]:
+    lengths = iter(p.lengths)
+    return {
+        name: FieldSchema(dtype, shape, np.broadcast_to(next(lengths), len(p.keys)) if -1 in shape else None)
+        for name, dtype, shape in p.schema.fields
+    }
+
+
 class CatalogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +102,7 @@ class CatalogMachine(RuleBasedStateMachine):
         partition = partition or ModelPartition()
         if len(set(p.keys)) != len(p.keys):
             return DuplicateKey
-        for name, schema in p.fields.items():
+        for name, schema in fields_of(p).items():
             if name not in partition.dtypes:
                 if partition.declared is not None:
                     return UnknownField
@@ -179,7 +187,7 @@ class CatalogMachine(RuleBasedStateMachine):
             st.none() | st.tuples(*(st.none() | tag_values for _ in batch)),
         )
         number = next(self.numbers)
-        publication = Publication(f"b{number}", unit, number, name, tuple(batch), fields, tags)
+        publication = Publication.of(f"b{number}", unit, number, name, tuple(batch), fields, tags)
         refusal = self.refusal(publication)
         self.batches[publication.batch_id] = (publication, refusal)
         if refusal is not None:
@@ -196,12 +204,12 @@ class CatalogMachine(RuleBasedStateMachine):
 
     def apply(self, p: Publication) -> None:
         partition = self.partitions.setdefault(p.partition, ModelPartition())
-        for name, schema in p.fields.items():
+        for name, schema in fields_of(p).items():
             partition.dtypes.setdefault(name, schema.dtype)
         for i, k in enumerate(p.keys):
             row = partition.rows.setdefault(k, ModelRow())
-            partition.produced += bool(p.fields) and not row.fields
-            for name, schema in p.fields.items():
+            partition.produced += bool(p.schema.fields) and not row.fields
+            for name, schema in fields_of(p).items():
                 length = 0 if schema.lengths is None else int(schema.lengths[i])
                 row.fields[name] = (p.block, i, tuple(length if n == -1 else n for n in schema.shape))
             row.tags |= (p.tags[i] or {}) if p.tags else {}
@@ -211,7 +219,7 @@ class CatalogMachine(RuleBasedStateMachine):
     def publish_again(self, data: st.DataObject, new_block: bool) -> None:
         first, refusal = self.batches[data.draw(st.sampled_from(sorted(self.batches)))]
         block = next(self.numbers) if new_block else first.block
-        again = Publication(first.batch_id, first.unit, block, first.partition, first.keys, first.fields, first.tags)
+        again = first._replace(block=block)
         self.repeated += 1
         if refusal is not None:
             with pytest.raises(refusal):
@@ -305,7 +313,7 @@ class CatalogMachine(RuleBasedStateMachine):
         ]
         assert len(seen) == len(dict(seen))
         assert dict(seen) == expected
-        covers = [(read.block, tuple(read.rows.tolist())) for read in located.reads]
+        covers = [(read.block, tuple(read.rows)) for read in located.reads]
         assert len(covers) == len(set(covers))
 
     @rule(name=partitions, asked=keys)

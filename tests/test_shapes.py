@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.errors import Refused
-from policies.shapes import ShapeCounts, Shapes, add_rows, remove_rows, uniform
+from policies.shapes import ShapeCounts, ShapeKeys, Shapes, count_rows, discount_rows, uniform
 
 sizes = st.integers(0, 4)
 row_shapes = st.lists(sizes, max_size=4).map(tuple)
@@ -30,11 +30,15 @@ def columns(draw: st.DrawFn) -> tuple[tuple[int, ...], np.ndarray | None, list[t
     return tuple(shape), np.array(lengths, np.int64), full
 
 
+def numbered(shapes: Shapes, shape: tuple[int, ...], lengths: np.ndarray | None, rows: int) -> ShapeKeys:
+    return shapes.number(shape) if lengths is None else shapes.numbers(shape, lengths, rows)
+
+
 @given(st.lists(columns(), min_size=1, max_size=6))
 def test_two_rows_have_one_number_exactly_when_they_have_one_shape(blocks: list) -> None:
     shapes, numbers = Shapes(), {}
     for shape, lengths, full in blocks:
-        keys = shapes.keys(shape, lengths, len(full))
+        keys = numbered(shapes, shape, lengths, len(full))
         for row, key in zip(full, np.broadcast_to(keys, len(full)).tolist(), strict=True):
             assert numbers.setdefault(row, key) == key
             assert shapes.shape(key) == row
@@ -45,15 +49,15 @@ def test_two_rows_have_one_number_exactly_when_they_have_one_shape(blocks: list)
 def test_a_field_is_uniform_exactly_when_its_live_rows_agree(blocks: list, data: st.DataObject) -> None:
     shapes, counts = Shapes(), ShapeCounts()
     live: Counter[tuple[int, ...]] = Counter()
-    numbered = []
+    counted = []
     for shape, lengths, full in blocks:
-        keys = shapes.keys(shape, lengths, len(full))
-        add_rows([counts], [keys], len(full))
+        keys = numbered(shapes, shape, lengths, len(full))
+        count_rows(counts, keys, len(full))
         live.update(full)
-        numbered.append((keys, full))
-    for keys, full in numbered:
+        counted.append((keys, full))
+    for keys, full in counted:
         gone = data.draw(st.lists(st.integers(0, len(full) - 1), unique=True))
-        remove_rows([counts], [keys], np.array(gone, np.int64)) if gone else None
+        discount_rows(counts, keys, np.array(gone, np.int64)) if gone else None
         live -= Counter(full[i] for i in gone)
         key = uniform(counts)
         assert (None if key is None else shapes.shape(key)) == (next(iter(live)) if len(live) == 1 else None)
@@ -62,9 +66,9 @@ def test_a_field_is_uniform_exactly_when_its_live_rows_agree(blocks: list, data:
 @given(st.lists(row_shapes, min_size=1, max_size=8))
 def test_restored_shapes_number_all_shapes_alike(seen: list[tuple[int, ...]]) -> None:
     shapes = Shapes()
-    numbers = [shapes.keys(shape, None, 1) for shape in seen]
+    numbers = [shapes.number(shape) for shape in seen]
     restored = Shapes(shapes.trailing)
-    assert [restored.keys(shape, None, 1) for shape in reversed(seen)] == numbers[::-1]
+    assert [restored.number(shape) for shape in reversed(seen)] == numbers[::-1]
 
 
 MISFITS = [
@@ -82,4 +86,4 @@ MISFITS = [
 @pytest.mark.parametrize(("shape", "lengths"), MISFITS)
 def test_a_shape_and_lengths_that_do_not_fit_are_refused(shape: tuple[int, ...], lengths: list | None) -> None:
     with pytest.raises(Refused):
-        Shapes().keys(shape, None if lengths is None else np.array(lengths, np.int64), 2)
+        numbered(Shapes(), shape, None if lengths is None else np.array(lengths, np.int64), 2)
