@@ -12,6 +12,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -170,8 +171,9 @@ class PatchedController:
                 continue
             if answer.error is not None:
                 request.fail(answer.error)
-            elif not request.answer({"keys": list(answer.keys), "timed_out": answer.timed_out}):
-                self._take_back(answer.claim_id, request.body["partition"], request.body.get("task"))
+            else:
+                back = partial(self._take_back, answer.claim_id, request.body["partition"], request.body.get("task"))
+                request.answer({"keys": list(answer.keys), "timed_out": answer.timed_out}, undelivered=back)
 
     def _give_back(self, request: Request) -> None:
         body = request.body
@@ -232,6 +234,7 @@ class PatchedController:
                 "peers_refused": self._server.refused,
                 "answers_dropped": self._server.answers_dropped,
                 "parked": len(self._parked),
+                "traffic": self._server.traffic.to_plain(time.perf_counter()),
             }
         )
 

@@ -1,12 +1,15 @@
 """The protocol without I/O: messages to frames and back, columns to plain headers and buffers and back.
 
-A message is a msgpack header frame ``{"v", "id", "op", "body", "sizes"}`` followed by raw buffer frames. Two rules:
+Frames: a msgpack header ``[version, message, …]`` with a ``[id, op, body, sizes]`` for each message, followed by their
+raw buffers in order. What one side has to tell the other at one moment goes as one header, since a ZeroMQ message costs
+more than what most requests ask for. Three rules:
 
 1. Nothing received is trusted: the header is plain msgpack, dtypes come from a fixed table, and every size is checked
    against the buffers that arrived before anything is built from it. Whatever is wrong is a `WireError`.
-2. Nothing is copied: encoding hands out views of the caller's arrays, decoding makes arrays over the frames.
+2. A message that is wrong fails for itself; those beside it are read.
+3. Nothing is copied: encoding hands out views of the caller's arrays, decoding makes arrays over the frames.
 
-Cost: one msgpack call per message and a few objects per column; nothing per row.
+Cost: one msgpack call per message to encode and one per header to decode, a few objects per column, nothing per row.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import msgpack
 import numpy as np
@@ -24,11 +27,16 @@ from policies.columns import JAGGED, Column
 from policies.dtypes import storage_dtype
 from policies.errors import RegraftError, WireError, error_from_plain, error_to_plain
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+MOST_MESSAGES = (1 << 16) - 2
+"""Messages in one header."""
+
 MAX_HEADER_BYTES = 256 << 20
 MAX_DIMENSIONS = 16
 ANSWER = "answer"
 ERROR = "error"
+
+_VERSION = msgpack.packb(PROTOCOL_VERSION)
 
 Buffer = Any
 """Anything with the buffer protocol: bytes, memoryview, a contiguous numpy array."""
@@ -44,27 +52,31 @@ class Message:
     buffers: Sequence[Buffer] = ()
 
 
-def encode_message(message: Message) -> list[Buffer]:
-    """The frames of a message: header first, then its buffers as they are. `WireError` when msgpack cannot hold it."""
-    header = {
-        "v": PROTOCOL_VERSION,
-        "id": message.id,
-        "op": message.op,
-        "body": message.body,
-        "sizes": [memoryview(b).nbytes for b in message.buffers],
-    }
+class Packed(NamedTuple):
+    """A message that is ready to travel, also beside others (`encode_messages`)."""
+
+    header: bytes
+    buffers: Sequence[Buffer]
+
+
+def pack_message(message: Message) -> Packed:
+    """`WireError` when msgpack cannot hold what the message says."""
+    sizes = [memoryview(buffer).nbytes for buffer in message.buffers]
     try:
-        return [msgpack.packb(header), *message.buffers]
+        return Packed(msgpack.packb((message.id, message.op, message.body, sizes)), message.buffers)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise WireError(f"{message.op!r} holds a value that no message can carry: {error}") from None
 
 
-def decode_message(frames: Sequence[memoryview]) -> Message:
-    """Rebuild a message from its frames; `WireError` when they are not one.
+def encode_messages(messages: Sequence[Packed]) -> list[Buffer]:
+    """The frames of 1 to `MOST_MESSAGES` messages: one header, then their buffers as they are."""
+    header = b"".join([_array_header(1 + len(messages)), _VERSION, *[packed.header for packed in messages]])
+    return [header, *[buffer for packed in messages for buffer in packed.buffers]]
 
-    When the header could be read far enough to know who asked, the error's details hold ``id``, so that a server can
-    answer it.
-    """
+
+def decode_messages(frames: Sequence[memoryview]) -> list[Message | WireError]:
+    """The messages in frames; what could not be read is a `WireError` in its place, with whose ``id`` it was in its
+    details, so that a server can answer it. Raises `WireError` when not even that is known."""
     if not frames:
         raise WireError("a message without frames")
     if frames[0].nbytes > MAX_HEADER_BYTES:
@@ -73,18 +85,43 @@ def decode_message(frames: Sequence[memoryview]) -> Message:
         header = msgpack.unpackb(frames[0], strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"a header that is not msgpack: {type(error).__name__}: {error}") from None
-    if not isinstance(header, dict) or not _is_count(header.get("id")):
-        raise WireError("a header without a request id")
-    known = {"id": header["id"]}
-    if header.get("v") != PROTOCOL_VERSION:
-        raise WireError(f"protocol version {header.get('v')!r}; this side speaks {PROTOCOL_VERSION}", **known)
-    op, body, sizes = header.get("op"), header.get("body"), header.get("sizes")
-    if not isinstance(op, str) or not isinstance(body, dict) or not isinstance(sizes, list):
-        raise WireError("a header without op, body and sizes", **known)
-    found = [frame.nbytes for frame in frames[1:]]
-    if sizes != found:
-        raise WireError(f"the header announces {len(sizes)} buffers, {len(found)} came or their sizes differ", **known)
-    return Message(header["id"], op, body, frames[1:])
+    if not isinstance(header, list) or len(header) < 2 or not all(map(_names_its_asker, header[1:])):
+        raise WireError("a header without request ids")
+    version, *entries = header
+    if version != PROTOCOL_VERSION:
+        return [
+            WireError(f"protocol version {version!r}; this side speaks {PROTOCOL_VERSION}", id=e[0]) for e in entries
+        ]
+    announced = [size for entry in entries if _is_message(entry) for size in entry[3]]
+    if announced != [frame.nbytes for frame in frames[1:]]:
+        came = f"the header announces {len(announced)} buffers, {len(frames) - 1} came or their sizes differ"
+        return [WireError(came, id=entry[0]) for entry in entries]
+    messages: list[Message | WireError] = []
+    first = 1
+    for entry in entries:
+        if _is_message(entry):
+            number, op, body, sizes = entry
+            messages.append(Message(number, op, body, frames[first : first + len(sizes)]))
+            first += len(sizes)
+        else:
+            messages.append(WireError("a message without op, body and sizes", id=entry[0]))
+    return messages
+
+
+def _names_its_asker(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) > 0 and _is_count(entry[0])
+
+
+def _is_message(entry: list[Any]) -> bool:
+    if len(entry) != 4:
+        return False
+    _, op, body, sizes = entry
+    return isinstance(op, str) and isinstance(body, dict) and isinstance(sizes, list)
+
+
+def _array_header(length: int) -> bytes:
+    """How msgpack begins an array of up to 65,535 entries."""
+    return bytes([0x90 | length]) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
 
 
 def answer_to(message_id: int, body: Mapping[str, Any], buffers: Sequence[Buffer] = ()) -> Message:

@@ -14,12 +14,13 @@ from policies.codec import (
     Message,
     answer_to,
     decode_columns,
-    decode_message,
+    decode_messages,
     encode_columns,
-    encode_message,
+    encode_messages,
     error_of,
     error_to,
     pack_ints,
+    pack_message,
     unpack_ints,
 )
 from policies.columns import Column
@@ -33,17 +34,31 @@ PLAIN = st.recursive(
 )
 
 
-def frames_of(message: Message) -> list[memoryview]:
-    return [memoryview(bytes(memoryview(frame).cast("B"))) for frame in encode_message(message)]
+def frames_of(*messages: Message) -> list[memoryview]:
+    frames = encode_messages([pack_message(message) for message in messages])
+    return [memoryview(bytes(memoryview(frame).cast("B"))) for frame in frames]
 
 
-@given(
-    st.integers(0, 2**63 - 1), st.text(), st.dictionaries(st.text(), PLAIN, max_size=4), st.lists(st.binary(max_size=9))
+def decoded(frames: list[memoryview]) -> list[Message]:
+    messages = [message for message in decode_messages(frames) if isinstance(message, Message)]
+    assert len(messages) == len(decode_messages(frames))
+    return messages
+
+
+MESSAGES = st.builds(
+    Message,
+    st.integers(0, 2**63 - 1),
+    st.text(),
+    st.dictionaries(st.text(), PLAIN, max_size=4),
+    st.lists(st.binary(max_size=9), max_size=3),
 )
-def test_messages_round_trip(number: int, op: str, body: dict[str, Any], buffers: list[bytes]) -> None:
-    decoded = decode_message(frames_of(Message(number, op, body, buffers)))
-    assert (decoded.id, decoded.op, decoded.body) == (number, op, body)
-    assert [bytes(b) for b in decoded.buffers] == buffers
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=20))
+def test_messages_that_travel_together_come_out_as_they_went_in(sent: list[Message]) -> None:
+    for before, after in zip(sent, decoded(frames_of(*sent)), strict=True):
+        assert (after.id, after.op, after.body) == (before.id, before.op, before.body)
+        assert [bytes(b) for b in after.buffers] == before.buffers
 
 
 @given(st.lists(st.tuples(st.text(min_size=1), row_lists()), max_size=4, unique_by=lambda pair: pair[0]))
@@ -58,19 +73,40 @@ def test_columns_round_trip(fields: list[tuple[str, list[Any]]]) -> None:
 
 
 @given(st.lists(st.binary(max_size=60), max_size=4))
-def test_arbitrary_frames_are_a_wire_error_and_nothing_else(frames: list[bytes]) -> None:
-    with pytest.raises(WireError):
-        decode_message([memoryview(f) for f in frames])
-
-
-@given(st.dictionaries(st.sampled_from(["v", "id", "op", "body", "sizes", "x"]), PLAIN), st.lists(st.binary()))
-def test_headers_with_wrong_parts_are_a_wire_error_or_a_message(header: dict[str, Any], buffers: list[bytes]) -> None:
-    frames = [memoryview(msgpack.packb(header)), *(memoryview(b) for b in buffers)]
+def test_arbitrary_frames_are_wire_errors_and_nothing_else(frames: list[bytes]) -> None:
     try:
-        decoded = decode_message(frames)
+        assert all(isinstance(each, WireError) for each in decode_messages([memoryview(f) for f in frames]))
+    except WireError as error:
+        assert "id" not in error.details
+
+
+ENTRY = st.tuples(st.integers(-1, 9) | PLAIN, st.text(max_size=2) | PLAIN, st.just({}) | PLAIN, st.just([]) | PLAIN)
+
+
+@given(
+    st.just([2]) | st.lists(PLAIN, max_size=1), st.lists(ENTRY | PLAIN, max_size=3), st.lists(st.binary(), max_size=2)
+)
+def test_headers_with_wrong_parts_are_wire_errors_or_messages(version: Any, entries: Any, buffers: list[bytes]) -> None:
+    frames = [memoryview(msgpack.packb([*version, *entries])), *(memoryview(b) for b in buffers)]
+    try:
+        messages = decode_messages(frames)
     except WireError:
         return
-    assert header["v"] == 1 and decoded.id == header["id"] and header["sizes"] == [len(b) for b in buffers]
+    assert len(messages) == len(entries)
+    for entry, message in zip(entries, messages, strict=True):
+        if isinstance(message, WireError):
+            assert message.details["id"] == entry[0]
+        else:
+            assert version == [2] and (message.id, message.op, message.body) == entry[:3]
+            assert [b.nbytes for b in message.buffers] == entry[3]
+
+
+def test_a_message_that_is_wrong_leaves_the_ones_beside_it_alone() -> None:
+    header = msgpack.packb([2, [1, "put", {}, [2]], [2, "put", "no body", []], [3, "get", {}, [1]]])
+    first, wrong, last = decode_messages([memoryview(header), memoryview(b"ab"), memoryview(b"c")])
+    assert isinstance(first, Message) and isinstance(last, Message) and isinstance(wrong, WireError)
+    assert (first.id, bytes(first.buffers[0]), last.id, bytes(last.buffers[0])) == (1, b"ab", 3, b"c")
+    assert wrong.details["id"] == 2
 
 
 COLUMN_ENTRY = st.fixed_dictionaries(
@@ -97,11 +133,17 @@ def test_arbitrary_column_descriptions_never_claim_more_than_came(plain: Any, bu
         assert int(column.element_offsets()[-1]) == len(column.values)
 
 
-def test_an_unreadable_message_says_who_asked_when_it_can() -> None:
-    frames = [memoryview(msgpack.packb({"v": 1, "id": 7, "op": "put", "body": {}, "sizes": [3]})), memoryview(b"ab")]
-    with pytest.raises(WireError) as raised:
-        decode_message(frames)
-    assert raised.value.details["id"] == 7
+@pytest.mark.parametrize("header", [[2, [7, "put", {}, [3]]], [9, [7, "put", {}, [2]]], [2, [7]]])
+def test_an_unreadable_message_says_who_asked_when_it_can(header: list[Any]) -> None:
+    (error,) = decode_messages([memoryview(msgpack.packb(header)), memoryview(b"ab")])
+    assert isinstance(error, WireError) and error.details["id"] == 7
+
+
+@pytest.mark.parametrize("count", [1, 14, 15, 16, 255, 256, 65_534])
+def test_any_number_of_messages_up_to_the_most_travels(count: int) -> None:
+    assert [message.id for message in decoded(frames_of(*[Message(n, "x") for n in range(count)]))] == list(
+        range(count)
+    )
 
 
 def test_offsets_that_run_backwards_are_refused_by_field() -> None:
@@ -112,7 +154,7 @@ def test_offsets_that_run_backwards_are_refused_by_field() -> None:
 
 def test_errors_travel_by_name_and_only_by_names_of_the_table() -> None:
     sent = DtypeConflict("field 'ids' holds int64, float32 came", field="ids")
-    back = error_of(decode_message(frames_of(error_to(3, sent))))
+    back = error_of(*decoded(frames_of(error_to(3, sent))))
     assert type(back) is DtypeConflict and back.message == sent.message and back.details == {"field": "ids"}
     forged = Message(3, "error", {"error": "SystemExit", "message": "bye"})
     assert type(error_of(forged)) is RemoteError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -127,7 +128,7 @@ def test_an_answer_that_cannot_be_read_ends_its_request_at_once(peers: Peers) ->
     connection = peers.connect()
 
     def garble(request: Request) -> None:
-        header = {"v": 1, "id": request.message.id, "op": "answer", "body": {}, "sizes": [5]}
+        header = [2, [request.message.id, "answer", {}, [5]]]
         peers.server._router.send_multipart([request._peer, msgpack.packb(header)])
 
     peers.server._handlers["garble"] = garble  # type: ignore[index]
@@ -166,7 +167,7 @@ def test_a_peer_without_credentials_is_never_served(peers: Peers) -> None:
     stranger = context.socket(zmq.DEALER)
     stranger.setsockopt(zmq.LINGER, 0)
     stranger.connect(peers.server.endpoint)
-    header = msgpack.packb({"v": 1, "id": 1, "op": "echo", "body": {}, "sizes": []})
+    header = msgpack.packb([2, [1, "echo", {}, []]])
     stranger.send(header)
     assert stranger.poll(500) == 0
     stranger.close()
@@ -180,12 +181,12 @@ def test_garbage_from_a_peer_with_the_secret_stops_nothing(peers: Peers) -> None
     odd.setsockopt(zmq.PLAIN_USERNAME, USERNAME)
     odd.setsockopt(zmq.PLAIN_PASSWORD, SECRET.encode())
     odd.connect(peers.server.endpoint)
-    for frames in ([b""], [b"\xff\xff"], [msgpack.packb([1])], [msgpack.packb({"id": "x"})]):
+    for frames in ([b""], [b"\xff\xff"], [msgpack.packb([1])], [msgpack.packb([2, ["x"]])]):
         odd.send_multipart(frames)
-    odd.send(msgpack.packb({"v": 9, "id": 4, "op": "echo", "body": {}, "sizes": []}))
+    odd.send(msgpack.packb([9, [4, "echo", {}, []]]))
     assert odd.poll(5000), "a readable id gets an error answer"
-    answer = msgpack.unpackb(odd.recv())
-    assert answer["id"] == 4 and answer["op"] == "error" and "version 9" in answer["body"]["message"]
+    _, (number, op, body, _) = msgpack.unpackb(odd.recv())
+    assert (number, op) == (4, "error") and "version 9" in body["message"]
     odd.close()
     context.term()
     assert isinstance(peers.ask(peers.connect(), "echo"), Message)
@@ -245,6 +246,42 @@ def test_a_thousand_requests_in_flight_are_all_answered(peers: Peers) -> None:
     peers.client_loop.call_soon(send_all)
     assert done.wait(30)
     assert sorted(answered) == list(range(5000))
+
+
+def test_what_is_asked_in_one_turn_travels_together_and_is_answered_together(peers: Peers) -> None:
+    """Also beside requests that fail, that wait, that cannot be sent, and that carry buffers; in order."""
+    connection, ended = peers.connect(), []  # type: ignore[var-annotated]
+    received = []
+    served = peers.server._dispatch
+    peers.server._dispatch = lambda peer, frames: (received.append(len(frames)), served(peer, frames))[1]  # type: ignore
+    asks = [
+        Ask("u0", "echo", {"n": 0}),
+        Ask("u0", "refuse"),
+        Ask("u0", "echo", {"n": object()}),
+        Ask("u0", "park"),
+        Ask("u0", "echo", {"n": 1}, [b"x"]),
+        Ask("u0", "echo", {"n": 2}),
+        Ask("u0", "dance"),
+    ]
+    done = threading.Event()
+
+    def finish(number: int, outcome: Outcome) -> None:
+        ended.append((number, outcome))
+        if len(ended) == len(asks):
+            done.set()
+
+    def ask_all() -> None:
+        for number, ask in enumerate(asks):
+            connection.request(ask, 1.0, functools.partial(finish, number))
+
+    peers.client_loop.call_soon(ask_all)
+    assert done.wait(20)
+    assert received == [1, 2, 1], "header alone, header and buffer, header alone"
+    kinds = {number: type(outcome) for number, outcome in ended}
+    assert kinds == {
+        0: Message, 1: DtypeConflict, 2: WireError, 3: RequestTimeout, 4: Message, 5: Message, 6: WireError
+    }  # fmt: skip
+    assert [o.body["n"] for _, o in ended if isinstance(o, Message)] == [0, 1, 2]
 
 
 def test_timers_fire_in_order_and_cancelled_ones_do_not() -> None:

@@ -2,7 +2,7 @@
 
 Guarantees: every request ends exactly once, with the peer's answer, the peer's error, or an error of this side
 (`RequestTimeout`, `Unreachable` when the connection breaks, `Unauthorized`, `ClosedError`). A late answer to a request
-that has ended is dropped and counted. All methods are for the loop's thread.
+that has ended is dropped and counted. Requests leave in their order. All methods are for the loop's thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from actors.wire.loop import Loop, Timer
 from actors.wire.secret import present
-from policies.codec import Message, decode_message, encode_message, error_of
+from policies.codec import Message, Packed, decode_messages, encode_messages, error_of, pack_message
 from policies.errors import ClosedError, RegraftError, RequestTimeout, Unauthorized, Unreachable, WireError
 from policies.operations import Ask
 
@@ -27,8 +27,8 @@ Outcome = Message | RegraftError
 
 _TURN = 256
 
-_NOBODY = 0
-"""No request has this id; an answer that does not even say whose it is counts as late."""
+_LARGE_HEADER_BYTES = 1 << 16
+"""A header of this size costs more than the message that carries it, and would only hold up others."""
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ class Connection:
         self._loop, self._endpoint, self._peer = loop, endpoint, peer
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
+        self._leaving: list[Packed] = []
         self._refusal: RegraftError | None = None
         self.late_answers = 0
         self._dealer = loop.open(zmq.DEALER)
@@ -68,13 +69,29 @@ class Connection:
             return
         request_id = next(self._ids)
         try:
-            frames = encode_message(Message(request_id, ask.op, ask.body, ask.buffers))
+            packed = pack_message(Message(request_id, ask.op, ask.body, ask.buffers))
         except WireError as error:
             finish(error)
             return
         timer = self._loop.call_later(timeout, lambda: self._expire(request_id, timeout))
         self._pending[request_id] = _Pending(ask.op, finish, timer)
-        self._dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        self._gather(packed)
+
+    def _gather(self, packed: Packed) -> None:
+        """Requests of one turn of the loop leave together; one that carries buffers, or is large, alone."""
+        alone = bool(packed.buffers) or len(packed.header) > _LARGE_HEADER_BYTES
+        if alone or len(self._leaving) == _TURN:
+            self._flush()
+        if not self._leaving:
+            self._loop.call_last(self._flush)
+        self._leaving.append(packed)
+        if alone:
+            self._flush()
+
+    def _flush(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        if leaving and not self._dealer.closed:
+            self._dealer.send_multipart(encode_messages(leaving), zmq.NOBLOCK, copy=False)
 
     def close(self) -> None:
         """End every open request with `ClosedError` and the connection with them."""
@@ -92,14 +109,21 @@ class Connection:
             self._answered([frame.buffer for frame in frames])
 
     def _answered(self, frames: list[memoryview]) -> None:
-        outcome: Outcome
         try:
-            message = decode_message(frames)
-            number, outcome = message.id, error_of(message) or message
+            messages = decode_messages(frames)
         except WireError as error:
             logger.warning("%s sent an answer that cannot be read: %s", self._peer, error.message)
-            number, outcome = error.details.get("id", _NOBODY), error
-        pending = self._pending.pop(number, None)
+            self.late_answers += 1
+            return
+        for message in messages:
+            if isinstance(message, WireError):
+                logger.warning("%s sent an answer that cannot be read: %s", self._peer, message.message)
+                self._end(message.details["id"], message)
+            else:
+                self._end(message.id, error_of(message) or message)
+
+    def _end(self, request_id: int, outcome: Outcome) -> None:
+        pending = self._pending.pop(request_id, None)
         if pending is None:
             self.late_answers += 1
             return

@@ -49,6 +49,7 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._soon: deque[Callback] = deque()
+        self._last: deque[Callback] = deque()
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
@@ -86,6 +87,10 @@ class Loop:
             with contextlib.suppress(OSError):
                 self._waker.send(b"\0")
 
+    def call_last(self, callback: Callback) -> None:
+        """Run ``callback`` when this turn ends, before the loop looks at its sockets again. For the loop's thread."""
+        self._last.append(callback)
+
     def call_later(self, seconds: float, callback: Callback) -> Timer:
         """Run ``callback`` on the loop's thread after ``seconds``; infinity is never. For the loop's thread."""
         if math.isnan(seconds):
@@ -115,6 +120,8 @@ class Loop:
                 self._fire_timers()
                 for _ in range(len(self._soon)):
                     self._guard(self._soon.popleft())
+                while self._last:
+                    self._guard(self._last.popleft())
         finally:
             for opened in self._sockets:
                 opened.close()
