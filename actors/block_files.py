@@ -1,6 +1,6 @@
 """Blocks as safetensors files: what a unit writes into a checkpoint and reads back.
 
-A file holds, for each block and field, the tensors ``<block>/<field>/values`` and, for a jagged field,
+A file holds live rows only: for each block and field, the tensors ``<block>/<field>/values`` and, for a jagged field,
 ``<block>/<field>/offsets``; its metadata entry ``blocks`` describes them in JSON. Anyone can open it with the
 safetensors library. A file is fsynced before its size and checksum (xxh3-64 of all bytes) are reported.
 """
@@ -22,7 +22,7 @@ from policies.checksums import block_checksum
 from policies.codec import decode_columns
 from policies.errors import CheckpointDamaged
 from policies.manifest import FileEntry
-from policies.storage import StoredBlock
+from policies.stored_block import MOST_ROWS, StoredBlock
 
 # fmt: off
 _SAFETENSORS = frozenset((
@@ -54,23 +54,26 @@ def sync_and_describe(path: Path) -> FileEntry:
 
 
 def write_blocks(path: str, blocks: Sequence[StoredBlock]) -> FileEntry:
-    """Write ``blocks`` straight from their buffers and fsync the file. Raises `OSError` as the file system does."""
+    """Write the live rows of ``blocks``, straight from their buffers where all rows live, and fsync the file. Raises
+    `OSError` as the file system does."""
     tensors: dict[str, safetensors.TensorSpec] = {}
     described = []
+    written = []  # the safetensors library is given addresses: what they point to must live until it is done
     for block in blocks:
+        columns, positions = block.live_columns(), block.live_positions()
+        written.append(columns)
         fields = []
-        for name, column in block.columns.items():
+        for name, column in columns.items():
             _add(tensors, f"{block.id}/{name}/values", column.dtype, column.values)
             if column.offsets is not None:
                 _add(tensors, f"{block.id}/{name}/offsets", "int64", column.offsets)
             fields.append({"name": name, "dtype": column.dtype, "shape": list(column.shape)})
-        dead = [] if block.dead is None else np.flatnonzero(block.dead).tolist()
         described.append(
             {
                 "id": block.id,
                 "rows": block.rows,
-                "dead": dead,
-                "checksum": block_checksum(block.columns),
+                "positions": None if positions is None else positions.tolist(),
+                "checksum": block_checksum(columns),
                 "fields": fields,
             }
         )
@@ -82,7 +85,6 @@ def write_blocks(path: str, blocks: Sequence[StoredBlock]) -> FileEntry:
 
 
 def _add(tensors: dict[str, safetensors.TensorSpec], name: str, dtype: str, array: NDArray[Any]) -> None:
-    """The caller keeps ``array`` alive until the file is written."""
     own = dtype in _SAFETENSORS
     tensors[name] = safetensors.TensorSpec(
         dtype=dtype if own else "uint8",
@@ -111,10 +113,12 @@ def read_blocks(path: str) -> list[StoredBlock]:
 
 def _block(entry: Mapping[str, Any], tensors: Mapping[str, Any], file: str) -> StoredBlock:
     """The block that ``entry`` describes; its columns are checked like any that come over the wire."""
+    positions = None if entry["positions"] is None else np.array(entry["positions"], np.int64)
+    kept = entry["rows"] if positions is None else len(positions)
     buffers: list[Any] = []
     described = []
     for field in entry["fields"]:
-        column = {**field, "rows": entry["rows"], "values": len(buffers)}
+        column = {**field, "rows": kept, "values": len(buffers)}
         buffers.append(tensors[f"{entry['id']}/{field['name']}/values"])
         offsets = tensors.get(f"{entry['id']}/{field['name']}/offsets")
         if offsets is not None:
@@ -126,10 +130,9 @@ def _block(entry: Mapping[str, Any], tensors: Mapping[str, Any], file: str) -> S
         raise CheckpointDamaged(f"{file}: block {entry['id']} does not match its checksum")
     if not columns or type(entry["id"]) is not int:
         raise CheckpointDamaged(f"{file}: block {entry['id']!r} without a number or without fields")
-    block = StoredBlock.of(entry["id"], entry["rows"], columns)
-    dead = np.array(entry["dead"], np.int64)
-    if len(dead):
-        if dead.min() < 0:
-            raise CheckpointDamaged(f"{file}: block {block.id} lists a dead row {dead.min()}")
-        block.free(dead)
-    return block
+    if positions is None:
+        return StoredBlock.of(entry["id"], entry["rows"], columns)
+    inside = kept and 0 <= positions[0] <= positions[-1] < entry["rows"] <= MOST_ROWS
+    if not inside or (np.diff(positions) <= 0).any():
+        raise CheckpointDamaged(f"{file}: block {entry['id']} lists positions that are not ascending, or outside of it")
+    return StoredBlock.of_live(entry["id"], entry["rows"], columns, positions)

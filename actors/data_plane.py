@@ -129,7 +129,7 @@ def _start_actors(config: PlaneConfig, name: str) -> tuple[PlaneAddress, list[An
         units = {
             f"u{i}": UnitActor.options(
                 num_cpus=config.unit_cpus, scheduling_strategy=strategies[i % len(strategies)]
-            ).remote(f"u{i}", incarnations[i], host, secret, config.unit_capacity_bytes, config.max_frame_bytes)
+            ).remote(f"u{i}", incarnations[i], host, secret, config)
             for i in range(config.units)
         }
         actors += units.values()

@@ -8,6 +8,7 @@ change and a held unit frees none.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,7 @@ from actors.wire.connection import Connection, Outcome
 from actors.wire.loop import Loop
 from actors.wire.server import Request, Server
 from policies.codec import Buffer, decode_columns, encode_columns, pack_ints, unpack_ints
+from policies.config import PlaneConfig
 from policies.errors import RegraftError, RemoteError, Unreachable, WireError, error_from_plain
 from policies.locations import publication_to_plain
 from policies.operations import CONTROLLER, Ask
@@ -37,11 +39,9 @@ class StorageUnit:
     ``host`` None binds to this node's own address. Puts are taken in at once and acknowledged after `connect`.
     """
 
-    def __init__(
-        self, name: str, incarnation: int, host: str | None, secret: str, capacity_bytes: int, max_frame_bytes: int
-    ) -> None:
+    def __init__(self, name: str, incarnation: int, host: str | None, secret: str, config: PlaneConfig) -> None:
         self._name, self._secret = name, secret
-        self._state = UnitState(name, incarnation, capacity_bytes)
+        self._state = UnitState(name, incarnation, config.unit_capacity_bytes, config.unit_capacity_rows)
         self._loop = Loop(f"unit-{name}")
         self._files = ThreadPoolExecutor(1, thread_name_prefix=f"unit-{name}-files")
         self._controller: Connection | None = None
@@ -56,7 +56,7 @@ class StorageUnit:
             "unload": self._unload,
             "statistics": self._statistics,
         }
-        self._server = Server(self._loop, host or get_node_ip_address(), secret, handlers, max_frame_bytes)
+        self._server = Server(self._loop, host or get_node_ip_address(), secret, handlers, config.max_frame_bytes)
         self._loop.start()
 
     def endpoint(self) -> str:
@@ -198,4 +198,14 @@ class StorageUnit:
         self._files.submit(run)
 
     def _statistics(self, request: Request) -> None:
-        request.answer({"unit": self._name, "blocks": len(self._state.blocks), "bytes": self._state.nbytes})
+        request.answer(
+            {
+                "unit": self._name,
+                "blocks": len(self._state.blocks),
+                "rows": self._state.rows,
+                "bytes": self._state.nbytes,
+                "peers_refused": self._server.refused,
+                "answers_dropped": self._server.answers_dropped,
+                "traffic": self._server.traffic.to_plain(time.perf_counter()),
+            }
+        )

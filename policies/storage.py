@@ -7,10 +7,10 @@ Rules, all in this file:
 2. A batch id is stored once. A repeated put waits for the same outcome, or gets the same acknowledgement again.
 3. A refused publish drops its block. A publish whose outcome is unknown is sent again until the controller answers.
    When the controller cannot take a message of several, each is published alone, so that one put fails for itself.
-4. A block goes when its last row is freed. While anybody *holds* the unit (a checkpoint is about to capture its
-   blocks) frees wait.
+4. A block goes when its last row is freed, and is compacted before that (`policies.stored_block`). While anybody
+   *holds* the unit (a checkpoint is about to capture its blocks) frees wait.
 
-Costs: a put is one dict insert per batch; a read is one lookup and one gather per field; a free is O(rows freed).
+Costs: a put is one dict insert per batch; those of reads and frees are a block's own.
 """
 
 from __future__ import annotations
@@ -18,42 +18,21 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.answers import CLEARED, MISSING
+from policies.answers import CLEARED
 from policies.checksums import block_checksum
 from policies.columns import Column
 from policies.errors import CapacityExceeded, Refused, RegraftError, Unreachable, WireError
 from policies.locations import FieldSchema, Publication
+from policies.stored_block import MOST_ROWS, Part, StoredBlock, all_bad
 
 REMEMBERED_BATCHES = 65_536
 """Acknowledgements kept for repeated puts. A writer repeats a put within seconds, so this is minutes of writing."""
-
-
-@dataclass(slots=True)
-class StoredBlock:
-    """The rows of one put. ``dead`` marks freed rows; the array is made when the first row goes."""
-
-    id: int
-    rows: int
-    columns: dict[str, Column]
-    nbytes: int
-    live: int
-    dead: NDArray[np.bool_] | None = None
-
-    @classmethod
-    def of(cls, block_id: int, rows: int, columns: Mapping[str, Column]) -> StoredBlock:
-        return cls(block_id, rows, dict(columns), sum(c.nbytes for c in columns.values()), rows)
-
-    def free(self, positions: NDArray[np.int64]) -> None:
-        if self.dead is None:
-            self.dead = np.zeros(self.rows, bool)
-        self.dead[positions] = True
-        self.live = self.rows - int(self.dead.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +60,17 @@ class _Put:
     waiting: list[Any] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The answer to one read of one block: the rows asked for, except those listed in ``bad`` as
-    (index in the read, verdict, cause)."""
-
-    columns: Mapping[str, Column]
-    bad: Sequence[tuple[int, str, str]] = ()
-
-
 class UnitState:
     """``name`` is the unit's name in the plane; ``incarnation`` (0 ≤ n < 2³¹) makes its block ids unique over the
     plane's life."""
 
-    def __init__(self, name: str, incarnation: int, capacity_bytes: int) -> None:
+    def __init__(self, name: str, incarnation: int, capacity_bytes: int, capacity_rows: int) -> None:
         self._name = name
         self._ids = itertools.count(incarnation << 32)
-        self._capacity = capacity_bytes
+        self._capacity_bytes, self._capacity_rows = capacity_bytes, capacity_rows
         self.blocks: dict[int, StoredBlock] = {}
         self.nbytes = 0
+        self.rows = 0
         self._puts: dict[str, _Put] = {}
         self._unpublished: list[str] = []
         self._alone: list[str] = []
@@ -118,9 +89,10 @@ class UnitState:
         columns: Mapping[str, Column],
         tags: Sequence[Mapping[str, Any] | None] | None,
         checksum: int,
+        backing: Any = None,
     ) -> list[Answer]:
         """Take a put in. Its answer may come at once (a repeat) or after its publish. ``checksum`` is the
-        `block_checksum` of the columns when the writer gave them."""
+        `block_checksum` of the columns when the writer gave them; ``backing`` see `StoredBlock`."""
         if batch_id in self._acknowledged:
             return [Answer(token, self._acknowledged[batch_id])]
         if batch_id in self._puts:
@@ -130,14 +102,12 @@ class UnitState:
         if found != checksum:
             changed = WireError(f"checksum {checksum} was sent, the put has {found}: its arrays changed on their way")
             return [Answer(token, changed)]
-        nbytes = sum(c.nbytes for c in columns.values())
-        if self.nbytes + nbytes > self._capacity:
-            full = CapacityExceeded(
-                f"this unit holds {self.nbytes} of {self._capacity} bytes and the put has {nbytes}; clear rows, or "
-                "launch the plane with more units or a larger unit_capacity_bytes"
-            )
+        if len(keys) > MOST_ROWS:
+            return [Answer(token, Refused(f"a put of {len(keys)} rows; split it into puts of at most {MOST_ROWS}"))]
+        block = StoredBlock.of(next(self._ids), len(keys), columns, backing)
+        full = self._over_capacity(block.nbytes, block.rows, "the put has")
+        if full is not None:
             return [Answer(token, full)]
-        block = StoredBlock.of(next(self._ids), len(keys), columns)
         self._add(block)
         fields = {name: FieldSchema(c.dtype, c.shape, c.lengths()) for name, c in columns.items()}
         row_tags = None if tags is None else tuple(tags)
@@ -195,25 +165,9 @@ class UnitState:
         return answers
 
     def read(self, block_id: int, fields: Sequence[str], positions: NDArray[np.int64]) -> Part:
-        """Rows of one block; freed rows and unknown fields get a verdict instead."""
+        """Rows of one block; what is not there gets a verdict instead."""
         block = self.blocks.get(block_id)
-        if block is None:
-            return self._all_bad(positions, CLEARED, "the rows were cleared")
-        unknown = [name for name in fields if name not in block.columns]
-        if unknown:
-            return self._all_bad(positions, MISSING, f"block {block_id} has no field {unknown[0]!r}")
-        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < block.rows:
-            return self._all_bad(positions, MISSING, f"block {block_id} has {block.rows} rows")
-        bad: list[tuple[int, str, str]] = []
-        if block.dead is not None:
-            dead = block.dead[positions]
-            bad = [(i, CLEARED, "the row was cleared") for i in np.flatnonzero(dead).tolist()]
-            positions = positions[~dead]
-        return Part({name: block.columns[name].take(positions) for name in fields}, bad)
-
-    @staticmethod
-    def _all_bad(positions: NDArray[np.int64], verdict: str, cause: str) -> Part:
-        return Part({}, [(i, verdict, cause) for i in range(len(positions))])
+        return all_bad(positions, CLEARED, "the rows were cleared") if block is None else block.read(fields, positions)
 
     def free(self, frees: Iterable[tuple[int, NDArray[np.int64]]]) -> None:
         """Forget rows. Rows and blocks that are already gone are no error; a held unit does it on release."""
@@ -223,7 +177,10 @@ class UnitState:
         for block_id, positions in frees:
             block = self.blocks.get(block_id)
             if block is not None:
+                nbytes, live = block.nbytes, block.live
                 block.free(positions)
+                self.nbytes += block.nbytes - nbytes
+                self.rows += block.live - live
                 if block.live == 0:
                     self._drop(block_id)
 
@@ -245,17 +202,13 @@ class UnitState:
         missing = [block_id for block_id in block_ids if block_id not in self.blocks]
         if missing:
             raise Refused(f"unit {self._name} does not hold blocks {missing[:5]} that the controller lists on it")
-        blocks = (self.blocks[block_id] for block_id in block_ids)
-        return [replace(block, dead=None if block.dead is None else block.dead.copy()) for block in blocks]
+        return [self.blocks[block_id].snapshot() for block_id in block_ids]
 
     def load(self, restore: str, blocks: Sequence[StoredBlock]) -> None:
         """Take in blocks of a checkpoint under their own ids, all or none. `CapacityExceeded` when they do not fit."""
-        coming = sum(block.nbytes for block in blocks)
-        if self.nbytes + coming > self._capacity:
-            raise CapacityExceeded(
-                f"unit {self._name} holds {self.nbytes} of {self._capacity} bytes and the checkpoint brings {coming}; "
-                "launch the plane with more units or a larger unit_capacity_bytes"
-            )
+        full = self._over_capacity(sum(b.nbytes for b in blocks), sum(b.live for b in blocks), "the checkpoint brings")
+        if full is not None:
+            raise full
         for block in blocks:
             self._drop(block.id)
             self._add(block)
@@ -266,11 +219,26 @@ class UnitState:
         for block_id in self._loaded.pop(restore, ()):
             self._drop(block_id)
 
+    def _over_capacity(self, nbytes: int, rows: int, coming: str) -> CapacityExceeded | None:
+        for kind, held, more, capacity in (
+            ("bytes", self.nbytes, nbytes, self._capacity_bytes),
+            ("rows", self.rows, rows, self._capacity_rows),
+        ):
+            if held + more > capacity:
+                return CapacityExceeded(
+                    f"unit {self._name} holds {held} of {capacity} {kind} and {coming} {more}; clear rows, or launch "
+                    f"the plane with more units or a larger unit_capacity_{kind}",
+                    full=kind,
+                )
+        return None
+
     def _add(self, block: StoredBlock) -> None:
         self.blocks[block.id] = block
         self.nbytes += block.nbytes
+        self.rows += block.live
 
     def _drop(self, block_id: int) -> None:
         block = self.blocks.pop(block_id, None)
         if block is not None:
             self.nbytes -= block.nbytes
+            self.rows -= block.live

@@ -20,17 +20,22 @@ _INCARNATIONS = itertools.count()
 class InProcessPlane:
     def __init__(self, units: int = 2, capacity: int = 1 << 30, strict: bool = False, timeout: float = 10.0) -> None:
         self.secret = new_secret()
-        config = PlaneConfig(strict_partitions=strict, request_timeout_s=timeout, max_frame_bytes=FRAME_LIMIT)
-        self.controller = PatchedController(HOST, self.secret, config)
+        self.config = PlaneConfig(
+            unit_capacity_bytes=capacity,
+            strict_partitions=strict,
+            request_timeout_s=timeout,
+            max_frame_bytes=FRAME_LIMIT,
+        )
+        self.controller = PatchedController(HOST, self.secret, self.config)
         self.address: PlaneAddress = self.controller.address()
-        self.units = {f"u{i}": self.make_unit(f"u{i}", next(_INCARNATIONS), capacity) for i in range(units)}
+        self.units = {f"u{i}": self.make_unit(f"u{i}", next(_INCARNATIONS)) for i in range(units)}
         for unit in self.units.values():
             unit.connect(self.address.endpoint)
         self.controller.register_units({name: unit.endpoint() for name, unit in self.units.items()})
         self._clients: list[DataPlaneClient] = []
 
-    def make_unit(self, name: str, incarnation: int, capacity: int) -> StorageUnit:
-        return StorageUnit(name, incarnation, HOST, self.secret, capacity, FRAME_LIMIT)
+    def make_unit(self, name: str, incarnation: int) -> StorageUnit:
+        return StorageUnit(name, incarnation, HOST, self.secret, self.config)
 
     def client(self) -> DataPlaneClient:
         client = DataPlaneClient(self.address)

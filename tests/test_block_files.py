@@ -16,29 +16,33 @@ from actors.block_files import read_blocks, write_blocks
 from policies.checksums import block_checksum
 from policies.columns import Column, bytes_rows, plain_rows
 from policies.errors import CheckpointDamaged
-from policies.storage import StoredBlock
+from policies.stored_block import StoredBlock
 from tests.test_columns import row_lists, rows_of, same
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(row_lists(), min_size=1, max_size=3), st.data())
 def test_blocks_round_trip(tmp_path: Path, fields: list[list[np.ndarray]], data: st.DataObject) -> None:
-    """Every block comes back with its id, its rows, and its dead rows."""
+    """Every block comes back with its id and its live rows at their positions; of dead rows nothing is written."""
     blocks = []
     for number, rows in enumerate(fields):
         block = StoredBlock.of(number << 33, len(rows), {"x": rows_of(rows), "odd/name": rows_of(rows)})
         dead = data.draw(st.sets(st.integers(0, len(rows) - 1)))
         if dead:
             block.free(np.array(sorted(dead)))
-        blocks.append(block)
+        if block.live:
+            blocks.append(block)
     written = write_blocks(str(tmp_path / "unit.safetensors"), blocks)
     assert written.size == (tmp_path / "unit.safetensors").stat().st_size
     back = read_blocks(str(tmp_path / "unit.safetensors"))
     assert [b.id for b in back] == [b.id for b in blocks]
     for before, after in zip(blocks, back, strict=True):
-        assert after.live == before.live
+        assert (after.rows, after.live, after.kept) == (before.rows, before.live, before.live)
+        everywhere = np.arange(before.rows)
+        parts = [block.read(["x", "odd/name"], everywhere) for block in (before, after)]
+        assert parts[0].bad == parts[1].bad
         for name in before.columns:
-            pairs = zip(before.columns[name], after.columns[name], strict=True)
+            pairs = zip(parts[0].columns[name], parts[1].columns[name], strict=True)
             assert all(same(a, b) for a, b in pairs)
 
 
@@ -85,18 +89,30 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_blocks(str(tmp_path / "nowhere"))
 
 
-ENTRY = {"id": 7, "rows": 2, "dead": [], "checksum": 0, "fields": [{"name": "x", "dtype": "int32", "shape": [-1]}]}
+ENTRY = {
+    "id": 7,
+    "rows": 2,
+    "positions": None,
+    "checksum": 0,
+    "fields": [{"name": "x", "dtype": "int32", "shape": [-1]}],
+}
 FIELD = ENTRY["fields"][0]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
     "entry",
     [
-        {**ENTRY, "dead": [2]},
-        {**ENTRY, "dead": [-1]},
-        {**ENTRY, "dead": [0.5, "x"]},
+        {**ENTRY, "positions": [0, 2]},
+        {**ENTRY, "positions": [-1, 0]},
+        {**ENTRY, "positions": [1, 0]},
+        {**ENTRY, "positions": [0, 0]},
+        {**ENTRY, "positions": [0]},
+        {**ENTRY, "positions": []},
+        {**ENTRY, "positions": [0.5, "x"]},
         {**ENTRY, "rows": 1 << 62},
-        {**ENTRY, "rows": 1 << 62, "fields": [], "dead": [0]},
+        {**ENTRY, "rows": 1 << 62, "positions": [0, 1]},
+        {**ENTRY, "rows": 1 << 62, "positions": [0, 1 << 61]},
+        {**ENTRY, "rows": 1 << 62, "fields": [], "positions": [0]},
         {**ENTRY, "rows": -2},
         {**ENTRY, "rows": 3},
         {**ENTRY, "id": "7"},

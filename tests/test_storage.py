@@ -13,10 +13,16 @@ from policies.answers import CLEARED, MISSING
 from policies.checksums import block_checksum
 from policies.columns import Column
 from policies.errors import CapacityExceeded, DtypeConflict, Refused, RequestTimeout, Unreachable, WireError
-from policies.storage import Answer, Stored, StoredBlock, UnitState
+from policies.storage import Answer, Stored, UnitState
+from policies.stored_block import OVERHEAD_BYTES, StoredBlock
 
 REFUSED = DtypeConflict("refused")
+CAPACITY = 16 * OVERHEAD_BYTES
 POISON = WireError("a header that is not msgpack")
+
+
+def open_unit(incarnation: int = 0, capacity_bytes: int = 1 << 20, capacity_rows: int = 1_000) -> UnitState:
+    return UnitState("u0", incarnation, capacity_bytes, capacity_rows)
 
 
 def column(*rows: int) -> Column:
@@ -35,7 +41,7 @@ class UnitMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unit = UnitState("u0", incarnation=3, capacity_bytes=4096)
+        self.unit = UnitState("u0", incarnation=3, capacity_bytes=CAPACITY, capacity_rows=40)
         self.tokens = 0
         self.waiting: dict[int, str] = {}
         self.rows: dict[str, list[int]] = {}
@@ -160,7 +166,8 @@ class UnitMachine(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_accounted_for(self) -> None:
-        assert self.unit.nbytes == sum(b.nbytes for b in self.unit.blocks.values()) <= 4096
+        assert self.unit.nbytes == sum(b.nbytes for b in self.unit.blocks.values()) <= CAPACITY
+        assert self.unit.rows == sum(b.live for b in self.unit.blocks.values()) <= 40
         fully_dead = [b for b in self.visible if len(self.dead[b]) == len(self.rows[b])]
         assert not any(self.visible[b] in self.unit.blocks for b in fully_dead)
 
@@ -169,7 +176,7 @@ TestUnit = UnitMachine.TestCase
 
 
 def test_publishes_that_arrive_together_leave_together() -> None:
-    unit = UnitState("u0", 0, 1 << 20)
+    unit = open_unit()
     take_in(unit, "t1", "b1", ["a"], 1)
     assert [p.batch_id for p in unit.next_publish()] == ["b1"]
     take_in(unit, "t2", "b2", ["b"], 2)
@@ -179,17 +186,21 @@ def test_publishes_that_arrive_together_leave_together() -> None:
     assert [p.batch_id for p in unit.next_publish()] == ["b2", "b3"]
 
 
-def test_a_full_unit_says_by_how_much() -> None:
-    unit = UnitState("u0", 0, 16)
-    take_in(unit, "t1", "b1", ["a"], 1)
+@pytest.mark.parametrize(
+    ("capacity_bytes", "capacity_rows", "text"),
+    [(OVERHEAD_BYTES + 16, 10, "holds 1032 of 1040 bytes and the put has 1040"), (1 << 20, 2, "holds 1 of 2 rows")],
+)
+def test_a_full_unit_says_what_is_full_and_by_how_much(capacity_bytes: int, capacity_rows: int, text: str) -> None:
+    unit = open_unit(capacity_bytes=capacity_bytes, capacity_rows=capacity_rows)
+    assert take_in(unit, "t1", "b1", ["a"], 1) == []
     (answer,) = take_in(unit, "t2", "b2", ["b", "c"], 2, 3)
-    assert isinstance(answer.result, CapacityExceeded)
-    assert "8 of 16 bytes and the put has 16" in answer.result.message
+    assert isinstance(answer.result, CapacityExceeded) and text in answer.result.message
+    assert answer.result.details["full"] == ("rows" if capacity_rows == 2 else "bytes")
     assert len(unit.blocks) == 1
 
 
 def test_reads_of_what_never_was() -> None:
-    unit = UnitState("u0", 0, 1 << 20)
+    unit = open_unit()
     take_in(unit, "t1", "b1", ["a"], 1)
     (publication,) = unit.next_publish()
     assert [v for _, v, _ in unit.read(publication.block, ["y"], np.array([0])).bad] == [MISSING]
@@ -200,7 +211,7 @@ def test_reads_of_what_never_was() -> None:
 def test_block_ids_of_two_incarnations_never_meet() -> None:
     ids = set()
     for incarnation in (0, 1, (1 << 31) - 1):
-        unit = UnitState("u0", incarnation, 1 << 20)
+        unit = open_unit(incarnation)
         for i in range(3):
             take_in(unit, i, f"b{i}", ["a"], 1)
         ids |= {p.block for p in unit.next_publish()}
@@ -209,7 +220,7 @@ def test_block_ids_of_two_incarnations_never_meet() -> None:
 
 def test_arrays_that_change_on_their_way_are_refused_and_leave_nothing() -> None:
     """Fault: a big buffer is reused in flight. After a timeout the writer may, while the message is still queued."""
-    unit, rows = UnitState("u0", 0, 1 << 20), np.ones(4, np.int64)
+    unit, rows = open_unit(), np.ones(4, np.int64)
     columns = {"x": Column.dense(rows)}
     given = block_checksum(columns)
     rows[2] = 2
@@ -222,7 +233,7 @@ def test_arrays_that_change_on_their_way_are_refused_and_leave_nothing() -> None
 
 def test_what_is_captured_does_not_change_when_rows_are_freed() -> None:
     """Fault: one writer does not take the barrier. The first of two savers ends the hold for itself only."""
-    unit = UnitState("u0", 0, 1 << 20)
+    unit = open_unit()
     take_in(unit, "t1", "b1", ["a", "b"], 1, 2)
     (publication,) = unit.next_publish()
     unit.published([None])
@@ -234,7 +245,8 @@ def test_what_is_captured_does_not_change_when_rows_are_freed() -> None:
     (captured,) = unit.capture("second", [publication.block])
     unit.release("second")
     assert unit.blocks == {} and captured.live == 1
-    assert captured.dead is not None and captured.dead.tolist() == [True, False]
+    positions = captured.live_positions()
+    assert positions is not None and positions.tolist() == [1]
     with pytest.raises(Refused, match="not held by 'first'"):
         unit.capture("first", [])
     unit.hold("third")
@@ -244,7 +256,7 @@ def test_what_is_captured_does_not_change_when_rows_are_freed() -> None:
 
 def test_a_failed_restore_leaves_nothing_of_its_blocks() -> None:
     """The same block of an earlier checkpoint has rows that are dead in the later one."""
-    unit, columns = UnitState("u0", 0, 64), {"x": column(1, 2)}
+    unit, columns = open_unit(capacity_bytes=4 * OVERHEAD_BYTES), {"x": column(1, 2)}
     later = StoredBlock.of(7, 2, columns)
     later.free(np.array([0]))
     unit.load("r1", [later])
@@ -252,6 +264,6 @@ def test_a_failed_restore_leaves_nothing_of_its_blocks() -> None:
     assert unit.blocks == {} and unit.nbytes == 0
     unit.load("r2", [StoredBlock.of(7, 2, columns)])
     assert unit.read(7, ["x"], np.array([0, 1])).bad == []
-    with pytest.raises(CapacityExceeded, match="16 of 64 bytes and the checkpoint brings 80"):
+    with pytest.raises(CapacityExceeded, match="1040 of 4096 bytes and the checkpoint brings 5200"):
         unit.load("r3", [StoredBlock.of(8 + i, 2, columns) for i in range(5)])
     assert list(unit.blocks) == [7]
