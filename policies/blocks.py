@@ -16,14 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from policies.locations import BlockSchema
-from policies.shapes import ShapeCounts, ShapeKeys, count, count_rows, discount_rows
+from policies.shapes import JaggedShape, ShapeCounts, ShapeKeys, count, count_rows, discount_rows
 
-Frees = Mapping[str, list[tuple[int, NDArray[np.int64]]]]
-"""What units are to be told to forget: unit → [(block, positions int64)]; a block may occur more than once."""
+Frees = Mapping[str, list[tuple[int, list[int]]]]
+"""What units are to be told to forget: unit → [(block, positions)]; a block may occur more than once."""
 
 NOTHING: Frees = MappingProxyType({})
 
@@ -49,28 +46,29 @@ class Layout:
     from then on. Shapes of jagged fields, which rows need not share, are counted row by row from the start.
     """
 
-    __slots__ = ("fields", "fixed", "jagged", "mask", "rows", "schema")
+    __slots__ = ("fields", "fixed", "jagged", "mask", "rows", "schema", "shapes")
 
     def __init__(
         self,
         schema: BlockSchema,
         fields: tuple[Field, ...],
         fixed: tuple[tuple[Field, int], ...],
-        jagged: tuple[tuple[Field, tuple[int, ...]], ...],
+        jagged: tuple[Field, ...],
+        shapes: tuple[JaggedShape, ...],
     ) -> None:
-        """``fixed``: the fields whose rows all have one shape, and its number. ``jagged``: all others, with their row
-        shape (`policies.columns.JAGGED` where rows differ)."""
-        self.schema, self.fields, self.fixed, self.jagged = schema, fields, fixed, jagged
+        """``fixed``: the fields whose rows all have one shape, and its number. ``jagged``: all others, which have
+        ``shapes``."""
+        self.schema, self.fields, self.fixed, self.jagged, self.shapes = schema, fields, fixed, jagged, shapes
         self.mask = sum(field.bit for field in fields)
         self.rows = 0
 
     def came(self, rows: int, numbers: Sequence[ShapeKeys]) -> None:
         """A block of ``rows`` whole rows came; ``numbers[i]`` are its shapes in jagged field i."""
         self._count_whole(rows)
-        for (field, _), keys in zip(self.jagged, numbers, strict=True):
+        for field, keys in zip(self.jagged, numbers, strict=True):
             count_rows(field.counts, keys, rows)
 
-    def went(self, block: Block, positions: NDArray[np.int64], had: int, lost: int) -> None:
+    def went(self, block: Block, positions: Sequence[int], had: int, lost: int) -> None:
         """Rows of ``block`` that had the fields ``had`` of this layout lost those in ``lost``."""
         rows = len(positions)
         if had == self.mask:
@@ -82,7 +80,7 @@ class Layout:
             for field, number in self.fixed:
                 if field.bit & change:
                     count(field.counts, number, by)
-        for (field, _), keys in zip(self.jagged, block.shapes, strict=True):
+        for field, keys in zip(self.jagged, block.shapes, strict=True):
             if field.bit & lost:
                 discount_rows(field.counts, keys, positions)
 
@@ -94,7 +92,7 @@ class Layout:
             for field, number in self.fixed:
                 if field.bit & mask:
                     count(field.counts, number, 1)
-        for (field, _), keys in zip(self.jagged, block.shapes, strict=True):
+        for field, keys in zip(self.jagged, block.shapes, strict=True):
             if field.bit & mask:
                 count(field.counts, keys if isinstance(keys, int) else int(keys[position]), 1)
 
@@ -173,11 +171,10 @@ class Releases:
         """Update shape counts and the block table; what the units are to be told."""
         if not self._groups:
             return NOTHING
-        frees: defaultdict[str, list[tuple[int, NDArray[np.int64]]]] = defaultdict(list)
-        for (block, had, lost), listed in self._groups.items():
-            positions = np.array(listed, np.int64)
+        frees: defaultdict[str, list[tuple[int, list[int]]]] = defaultdict(list)
+        for (block, had, lost), positions in self._groups.items():
             block.layout.went(block, positions, had, lost)
             if had == lost:
-                table.free(block, len(listed))
+                table.free(block, len(positions))
                 frees[block.unit].append((block.id, positions))
         return dict(frees)

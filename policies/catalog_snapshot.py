@@ -1,8 +1,9 @@
 """The catalog as plain data and back: msgpack-able, versioned, no pickle.
 
-Kept: partitions with their fields, rows, places, tags, tasks and what they have claimed; the batch ids and claims that
-may come again. Not kept: parked requests (whoever asked is gone) and units (a restart has new ones; blocks are bound to
-those that loaded them). Shape counts, readiness and live rows are counted anew from the places, and so agree with them.
+Kept: partitions with their fields, rows, places, tags, tasks, what they have claimed and what their samplers hold
+(`policies.task_snapshot`); the batch ids and claims that may come again. Not kept: parked requests (whoever asked is
+gone) and units (a restart has new ones; blocks are bound to those that loaded them). Shape counts, readiness and live
+rows are counted anew from the places, and so agree with them.
 
 Arrays are ``{"dtype": name, "data": little-endian bytes}``; sets of fields or tasks are listed once and numbered, so
 their number is not bounded by a word. Cost: O(rows) of Python both ways, and O(rows * fields) to count shapes anew.
@@ -18,15 +19,16 @@ from numpy.typing import NDArray
 
 from policies.blocks import Block
 from policies.catalog import Catalog
-from policies.claims import ClaimAnswer
 from policies.dtypes import storage_dtype
-from policies.errors import CheckpointDamaged, Refused, error_from_plain, error_to_plain
+from policies.errors import CheckpointDamaged, CheckpointError, Refused, error_from_plain, error_to_plain
 from policies.locations import unpack_schema
 from policies.partition import Partition
 from policies.rows import Place, Row
+from policies.sampler_registry import SamplerRegistry
 from policies.shapes import ShapeKeys, Shapes
+from policies.task_snapshot import grant_from_plain, grant_to_plain, restore_task, task_to_plain
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 
 
 def take_snapshot(catalog: Catalog) -> dict[str, Any]:
@@ -39,18 +41,21 @@ def take_snapshot(catalog: Catalog) -> dict[str, Any]:
             [batch_id, outcome if isinstance(outcome, int) else error_to_plain(outcome)]
             for batch_id, outcome in catalog.batches.items()
         ],
-        "grants": [[answer.claim_id, list(answer.keys)] for answer in catalog.grants.values()],
+        "grants": [grant_to_plain(answer) for answer in catalog.grants.values()],
         "repeated_batches": catalog.repeated_batches,
     }
 
 
-def restore_snapshot(plain: Mapping[str, Any], block_units: Mapping[int, str], strict: bool) -> Catalog:
+def restore_snapshot(
+    plain: Mapping[str, Any], block_units: Mapping[int, str], strict: bool, samplers: SamplerRegistry | None = None
+) -> Catalog:
     """The catalog of a snapshot. ``block_units`` says which unit holds each block now; units are yet to register.
-    ``strict`` is a knob of the running plane, not of what was saved.
+    ``strict`` and ``samplers`` are the running plane's, not of what was saved.
 
-    Raises `CheckpointDamaged` when the snapshot does not read or a block is held by no unit.
+    Raises `CheckpointDamaged` when the snapshot does not read or a block is held by no unit, `CheckpointError` when a
+    task uses a sampler that is not among ``samplers`` or cannot take over its state.
     """
-    catalog = Catalog(strict)
+    catalog = Catalog(strict, samplers)
     version = plain.get("version") if isinstance(plain, Mapping) else None
     if version != SNAPSHOT_VERSION:
         raise CheckpointDamaged(
@@ -62,10 +67,11 @@ def restore_snapshot(plain: Mapping[str, Any], block_units: Mapping[int, str], s
             _restore_partition(catalog, partition, block_units)
         for batch_id, outcome in plain["batches"]:
             catalog.batches[batch_id] = outcome if isinstance(outcome, int) else _refusal(outcome)
-        for claim_id, keys in plain["grants"]:
-            catalog.grants[claim_id] = ClaimAnswer(claim_id, tuple(keys))
+        for grant in plain["grants"]:
+            answer = grant_from_plain(catalog, grant)
+            catalog.grants[answer.claim_id] = answer
         catalog.repeated_batches = plain["repeated_batches"]
-    except CheckpointDamaged:
+    except CheckpointError:
         raise
     except Exception as error:  # whatever it is that the bytes of a snapshot cause, it is damage
         raise CheckpointDamaged(f"the controller's snapshot cannot be read: {type(error).__name__}: {error}") from error
@@ -116,7 +122,7 @@ def _partition_to_plain(partition: Partition) -> dict[str, Any]:
         "tags": [[index, row.tags] for index, row in enumerate(rows) if row.tags],
         "claims": [[number for number in range(len(tasks)) if mask >> number & 1] for mask in claims],
         "claimed": _ints(claimed),
-        "tasks": [[task.name, task.claimed, [list(partition.names(w)) for w in task.watches]] for task in tasks],
+        "tasks": [task_to_plain(task, partition) for task in tasks],
     }
 
 
@@ -146,17 +152,15 @@ def _restore_partition(catalog: Catalog, plain: Mapping[str, Any], block_units: 
         _restore_place(rows[index], Place(blocks[block], position, masks[mask]))
     for index, tags in plain["tags"]:
         rows[index].tags = dict(tags)
-    tasks = [partition.consumers.task(name) for name, _, _ in plain["tasks"]]
+    tasks = [partition.consumers.task(task["name"]) for task in plain["tasks"]]
     claims = [sum(tasks[number].bit for number in numbers) for numbers in plain["claims"]]
     for row, number in zip(rows, _read(plain["claimed"]).tolist(), strict=True):
         row.claimed = claims[number]
         partition.restore_row(row)
     for block in blocks:
         catalog.blocks.add(block)
-    for task, (_, claimed, wants) in zip(tasks, plain["tasks"], strict=True):
-        task.claimed = claimed
-        for names in wants:
-            partition.consumers.watch(task, partition.mask(names), partition.rows.values())
+    for task, saved in zip(tasks, plain["tasks"], strict=True):
+        restore_task(task, saved, partition, catalog.samplers)
     catalog.partitions[partition.name] = partition
 
 

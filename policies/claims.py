@@ -2,38 +2,43 @@
 
 Rules, all in this file:
 
-1. A task is given a row once. Rows are offered in the order in which they arrived; a claim is given all it asked for,
-   or nothing.
+1. A task claims a row once. A claim is given what its sampler (`policies.sampling`) draws: all it asked for or nothing.
 2. A claim or wait that cannot be answered is parked. It is answered by the operation that completes it, by its
-   deadline, or when its partition goes; it never stands in another request's way, so of several parked claims each
-   is tried in the order in which they were parked.
+   deadline, or when its partition goes; it never stands in another request's way: of the parked claims that can be
+   met the one parked first is met, again and again until none can be.
 3. A row that is cleared is offered to nobody, whatever still refers to it.
 
-For each (task, set of fields) asked for there is a `Watch`: a heap of the ready rows that the task has not claimed, in
-order of arrival, and their exact number. Costs: the first claim of a watch scans the partition's rows once; after
-that a row that becomes ready, is claimed or is cleared costs O(1) per watch of its partition (O(log n) when rows become
-ready out of order), and a parked request costs nothing until its watch holds enough rows. A task costs one bit per
-row and lasts as long as its partition, so name tasks after what they do, not after each request.
+For each (task, set of fields, sampler) asked for there is a `Watch`. Costs: the first claim of a watch scans the
+partition's rows once; after that a row that becomes ready, is claimed or is cleared costs what `policies.watches` says
+per watch of its partition. A parked request costs nothing until its watch changes; then each *different* demand parked
+there is tried once, however many are parked. A task costs one bit per row and lasts as long as its partition, and so
+does a watch; so name tasks after what they do, not after each request.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Sequence
+import itertools
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from policies.errors import Refused
 from policies.rows import Row
+from policies.sampler_registry import SamplerRegistry
+from policies.sampling import SEQUENTIAL, Demand, SamplerSpec
+from policies.watches import Grant, Table, Watch
 
-NO_CLAIM = 1 << 62
+NAMED = 3
+"""Keys that an answer to a wait names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
     """``count`` rows of ``partition`` that have all ``fields`` and that ``task`` has not claimed; until ``deadline``.
 
-    ``claim_id`` is unique; the same request again is the same claim.
+    ``claim_id`` is unique; the same request again is the same claim. ``rank`` and ``oldest_version``: see
+    `policies.sampling.Demand`.
     """
 
     claim_id: str
@@ -42,6 +47,13 @@ class ClaimRequest:
     fields: tuple[str, ...]
     count: int
     deadline: float
+    sampler: SamplerSpec = SEQUENTIAL
+    rank: int | None = None
+    oldest_version: float | None = None
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(self.count, self.rank, self.oldest_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,79 +67,23 @@ class WaitRequest:
     deadline: float
 
 
-def deadline_after(now: float, timeout: float) -> float:
-    """``timeout`` seconds from ``now``; `Refused` for NaN, which is neither sooner nor later than anything."""
-    if math.isnan(timeout):
-        raise Refused("a timeout of NaN s; give seconds")
-    return now + timeout
-
-
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
     """The answer to the claim or wait ``claim_id``: the keys, or the deadline passed, or it can never be met.
 
-    For a wait ``keys`` are those it asked for. With ``timed_out`` or ``error`` nothing was claimed.
+    For a wait ``keys`` are those it asked for. ``skipped``: (key, reason) of rows that the task will not be given.
+    ``parts``: micro-batches as indices into ``keys``, empty when they are one. With ``timed_out`` or ``error`` nothing
+    was claimed; ``found`` says in words what there was instead. ``grant``: what a claim that is given back needs.
     """
 
     claim_id: str
     keys: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
+    parts: tuple[tuple[int, ...], ...] = ()
     timed_out: bool = False
     error: Refused | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """``rows`` so far, of ``expected`` (None: nobody said how many there will be)."""
-
-    rows: int
-    expected: int | None
-
-    @property
-    def complete(self) -> bool:
-        return self.expected is not None and self.rows >= self.expected
-
-
-@dataclass(slots=True, eq=False)
-class Watch:
-    """The rows that have all fields of ``want`` and that ``task`` has not claimed.
-
-    ``heap`` may also hold rows that were cleared or claimed meanwhile; ``available`` counts the others. ``smallest`` is
-    the least count among the parked claims of this watch.
-    """
-
-    task: Task
-    want: int
-    heap: list[tuple[int, Row]]
-    available: int
-    smallest: int = NO_CLAIM
-
-    def ready(self, row: Row) -> bool:
-        return row.mask & self.want == self.want and not row.claimed & self.task.bit
-
-    def offer(self, row: Row) -> None:
-        heappush(self.heap, (row.arrival, row))
-        self.available += 1
-
-    def withdraw(self) -> None:
-        """One of the rows counted is not available any more."""
-        self.available -= 1
-        if len(self.heap) > 2 * self.available + 64:
-            self.heap = [entry for entry in self.heap if self._current(entry)]
-            heapify(self.heap)
-
-    def take(self, count: int) -> list[Row]:
-        """The first ``count`` available rows; there must be as many."""
-        taken: list[Row] = []
-        while len(taken) < count:
-            entry = heappop(self.heap)
-            if self._current(entry):
-                taken.append(entry[1])
-        self.available -= count
-        return taken
-
-    def _current(self, entry: tuple[int, Row]) -> bool:
-        arrival, row = entry
-        return row.arrival == arrival and not row.claimed & self.task.bit
+    found: str = field(default="", compare=False)
+    grant: Grant | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -137,17 +93,20 @@ class Task:
     name: str
     bit: int
     claimed: int = 0
-    watches: dict[int, Watch] = field(default_factory=dict)
+    watches: dict[tuple[int, SamplerSpec], Watch] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class _ParkedClaim:
+    order: int
     request: ClaimRequest
+    task: Task
     watch: Watch
 
 
 @dataclass(slots=True, eq=False)
 class _ParkedWait:
+    order: int
     request: WaitRequest
     want: int
     unmet: set[str]
@@ -160,8 +119,10 @@ class Consumers:
         self.tasks: dict[str, Task] = {}
         self._watches: list[Watch] = []
         self._parked: dict[str, _ParkedClaim | _ParkedWait] = {}
-        self._waits: dict[str, list[_ParkedWait]] = {}
-        self._wait_met = False
+        self._orders = itertools.count()
+        self._dirty: dict[Watch, None] = {}
+        self._waits: dict[str, dict[str, _ParkedWait]] = {}
+        self._met: dict[str, _ParkedWait] = {}
 
     @property
     def idle(self) -> bool:
@@ -179,21 +140,18 @@ class Consumers:
             task = self.tasks[name] = Task(name, 1 << len(self.tasks))
         return task
 
-    def watch(self, task: Task, want: int, rows: Iterable[Row]) -> Watch:
-        """The task's watch for these fields; a new one is filled from ``rows``, all of the partition."""
-        watch = task.watches.get(want)
-        if watch is None:
-            watch = task.watches[want] = Watch(task, want, [], 0)
-            self._watches.append(watch)
-            _refill(watch, rows)
-        return watch
+    def add_watch(self, task: Task, watch: Watch) -> None:
+        task.watches[watch.want, watch.spec] = watch
+        self._watches.append(watch)
+
+    # Rows come, change and go.
 
     def came(self, rows: Sequence[Row]) -> None:
         """New rows, in order of arrival, all with one mask."""
         for watch in self._watches:
             if rows and watch.ready(rows[0]):
-                for row in rows:
-                    watch.offer(row)
+                watch.fill(rows)
+                self._changed(watch)
         for row in rows if self._waits else ():
             self._see(row)
 
@@ -202,56 +160,108 @@ class Consumers:
         for watch in self._watches:
             if before & watch.want != watch.want and watch.ready(row):
                 watch.offer(row)
+                self._changed(watch)
         if self._waits:
             self._see(row)
+
+    def retagged(self, row: Row) -> None:
+        """The tags of a row changed."""
+        for watch in self._watches:
+            if watch.retagged(row.key):
+                self._changed(watch)
 
     def went(self, row: Row) -> None:
         """A row was cleared."""
         for watch in self._watches:
             if watch.ready(row):
-                watch.withdraw()
-        for wait in self._waits.get(row.key, ()):
+                watch.withdraw(row.key)
+                self._changed(watch)
+        for wait in self._waits.get(row.key, {}).values():
             wait.unmet.add(row.key)
 
     def _see(self, row: Row) -> None:
-        for wait in self._waits.get(row.key, ()):
+        for wait_id, wait in self._waits.get(row.key, {}).items():
             if row.mask & wait.want == wait.want:
                 wait.unmet.discard(row.key)
-                self._wait_met = self._wait_met or not wait.unmet
+                if not wait.unmet:
+                    self._met[wait_id] = wait
 
-    def claim(self, request: ClaimRequest, want: int, rows: Iterable[Row], now: float) -> ClaimAnswer | None:
-        """Answer the claim, or park it and answer None. ``rows``: all of the partition, in order of arrival."""
-        watch = self.watch(self.task(request.task), want, rows)
-        if watch.available >= request.count:
-            return self._grant(request, watch)
-        if request.deadline <= now:
-            return ClaimAnswer(request.claim_id, timed_out=True)
-        self._parked[request.claim_id] = _ParkedClaim(request, watch)
-        watch.smallest = min(watch.smallest, request.count)
-        return None
+    def _changed(self, watch: Watch) -> None:
+        if watch.waiting:
+            self._dirty[watch] = None
 
-    def _grant(self, request: ClaimRequest, watch: Watch) -> ClaimAnswer:
-        rows, task = watch.take(request.count), watch.task
-        others = [other for other in task.watches.values() if other is not watch]
-        for row in rows:
-            row.claimed |= task.bit
-            for other in others:
-                if row.mask & other.want == other.want:
-                    other.withdraw()
-        task.claimed += len(rows)
-        return ClaimAnswer(request.claim_id, tuple([row.key for row in rows]))
+    # Requests.
+
+    def claim(
+        self, request: ClaimRequest, want: int, table: Table, registry: SamplerRegistry, now: float
+    ) -> ClaimAnswer | None:
+        """Answer the claim, or park it and answer None. Raises `Refused` for one that can never be met, or a sampler
+        that has failed; a refused claim begins no task and no watch."""
+        task, watch = self._watch_for(request, want, table, registry)
+        answer = self._attempt(request, task, watch)
+        if answer is not None and answer.error is not None:
+            raise answer.error
+        if answer is None and request.deadline <= now:
+            return ClaimAnswer(request.claim_id, timed_out=True, found=watch.shortfall(request.demand))
+        if answer is None:
+            order = next(self._orders)
+            self._parked[request.claim_id] = _ParkedClaim(order, request, task, watch)
+            watch.waiting.setdefault(request.demand, OrderedDict())[order] = request
+        return answer
+
+    def _watch_for(
+        self, request: ClaimRequest, want: int, table: Table, registry: SamplerRegistry
+    ) -> tuple[Task, Watch]:
+        task = self.tasks.get(request.task) or Task(request.task, 1 << len(self.tasks))
+        watch = task.watches.get((want, request.sampler))
+        if watch is not None:
+            watch.check(request.demand, request.fields)
+            return task, watch
+        watch = Watch(table, task.name, task.bit, want, request.sampler, registry)
+        watch.check(request.demand, request.fields)
+        self.tasks[task.name] = task
+        self.add_watch(task, watch)
+        watch.fill(table.rows.values())
+        return task, watch
+
+    def _attempt(self, request: ClaimRequest, task: Task, watch: Watch) -> ClaimAnswer | None:
+        grant = watch.draw(request.demand)
+        if grant is None:
+            return None
+        self._changed(watch)
+        if isinstance(grant, Refused):
+            return ClaimAnswer(request.claim_id, error=grant)
+        taken, others = grant.drawn.claims, [other for other in task.watches.values() if other is not watch]
+        for candidate in taken:
+            row = candidate.row
+            if row is not None:
+                row.claimed |= task.bit
+                for other in others:
+                    if row.mask & other.want == other.want:
+                        other.withdraw(row.key)
+        for other in others if taken else ():
+            self._changed(other)
+        task.claimed += len(taken)
+        drawn = grant.drawn
+        return ClaimAnswer(
+            request.claim_id,
+            tuple([row.key for row in drawn.rows]),
+            tuple([(row.key, reason) for row, reason in drawn.skipped]),
+            tuple([tuple(part) for part in drawn.parts]),
+            grant=grant,
+        )
 
     def wait(self, request: WaitRequest, want: int, ready: Collection[str], now: float) -> ClaimAnswer | None:
         """Answer the wait, or park it and answer None. ``ready``: those of its keys that have the fields now."""
         unmet = set(request.keys).difference(ready)
         if not unmet:
             return ClaimAnswer(request.wait_id, request.keys)
+        wait = _ParkedWait(next(self._orders), request, want, unmet)
         if request.deadline <= now:
-            return ClaimAnswer(request.wait_id, timed_out=True)
-        wait = _ParkedWait(request, want, unmet)
+            return ClaimAnswer(request.wait_id, timed_out=True, found=_lacking(wait))
         self._parked[request.wait_id] = wait
         for key in set(request.keys):
-            self._waits.setdefault(key, []).append(wait)
+            self._waits.setdefault(key, {})[request.wait_id] = wait
         return None
 
     def wake(self, now: float) -> list[ClaimAnswer]:
@@ -259,49 +269,84 @@ class Consumers:
 
         A request whose deadline has passed is not among them: its asker may have left, and its rows would be lost.
         """
-        if not self._parked or not (self._wait_met or any(w.available >= w.smallest for w in self._watches)):
+        if not self._dirty and not self._met:
             return []
-        self._wait_met = False
-        answers: list[ClaimAnswer] = []
-        for parked in self._parked.values():
-            if parked.request.deadline <= now:
-                continue
-            if isinstance(parked, _ParkedWait):
-                if not parked.unmet:
-                    answers.append(ClaimAnswer(parked.request.wait_id, parked.request.keys))
-            elif parked.watch.available >= parked.request.count:
-                answers.append(self._grant(parked.request, parked.watch))
-        for answer in answers:
-            self.forget(answer.claim_id)
-        return answers
+        answers = self._wake_waits(now)
+        heap: list[tuple[int, int, Watch, Demand]] = []
+        pushed = itertools.count()
+        while True:
+            for watch in self._dirty:
+                for demand, waiting in watch.waiting.items():
+                    order = next((order for order, r in waiting.items() if r.deadline > now), None)
+                    if order is not None:
+                        heappush(heap, (order, next(pushed), watch, demand))
+            self._dirty.clear()
+            answer = self._next_met(heap)
+            if answer is None:
+                return [answer for _, answer in sorted(answers, key=lambda answered: answered[0])]
+            answers.append(answer)
 
-    def forget(self, claim_id: str) -> None:
-        """A parked request is parked no more."""
-        parked = self._parked.pop(claim_id)
+    def _next_met(self, heap: list[tuple[int, int, Watch, Demand]]) -> tuple[int, ClaimAnswer] | None:
+        """The first claim of ``heap`` that can be answered now, with its order of parking; it is parked no more."""
+        while heap:
+            order, _, watch, demand = heappop(heap)
+            waiting = watch.waiting.get(demand)
+            request = None if waiting is None else waiting.get(order)
+            answer = None if request is None else self._attempt(request, self.tasks[watch.task], watch)
+            if answer is not None:
+                self._dirty[watch] = None
+                self.forget(answer.claim_id)
+                return order, answer
+        return None
+
+    def _wake_waits(self, now: float) -> list[tuple[int, ClaimAnswer]]:
+        met = [wait for wait in self._met.values() if not wait.unmet and wait.request.deadline > now]
+        self._met.clear()
+        for wait in met:
+            self.forget(wait.request.wait_id)
+        return [(wait.order, ClaimAnswer(wait.request.wait_id, wait.request.keys)) for wait in met]
+
+    def forget(self, request_id: str) -> None:
+        """A parked request is parked no more. O(1), or O(its keys)."""
+        parked = self._parked.pop(request_id)
         if isinstance(parked, _ParkedClaim):
-            claims = [p for p in self._parked.values() if isinstance(p, _ParkedClaim) and p.watch is parked.watch]
-            parked.watch.smallest = min([claim.request.count for claim in claims], default=NO_CLAIM)
+            waiting, demand = parked.watch.waiting, parked.request.demand
+            del waiting[demand][parked.order]
+            if not waiting[demand]:
+                del waiting[demand]
             return
+        self._met.pop(request_id, None)
         for key in set(parked.request.keys):
-            waits = self._waits[key]
-            waits.remove(parked)
-            if not waits:
+            del self._waits[key][request_id]
+            if not self._waits[key]:
                 del self._waits[key]
+
+    def give_up(self, request_id: str) -> tuple[Sequence[str], str]:
+        """A parked request ends unanswered: the fields it asked for, and in words what it waited for in vain."""
+        parked = self._parked[request_id]
+        found = parked.watch.shortfall(parked.request.demand) if isinstance(parked, _ParkedClaim) else _lacking(parked)
+        self.forget(request_id)
+        return parked.request.fields, found
 
     def close(self, error: Refused) -> list[ClaimAnswer]:
         """The partition goes: every parked request is answered with ``error``."""
         return [ClaimAnswer(claim_id, error=error) for claim_id in self._parked]
 
-    def unclaim(self, task: Task, taken: Sequence[Row], rows: Collection[Row]) -> None:
-        """The task has not claimed the rows ``taken`` after all. ``rows``: all of the partition. O(rows), and rare."""
-        for row in taken:
-            task.claimed -= bool(row.claimed & task.bit)
+    def give_back(self, grant: Grant) -> None:
+        """The asker left before it had its answer. What the sampler leaves of it is offered again. O(rows given)."""
+        watch, task = grant.watch, self.tasks[grant.watch.task]
+        if watch.epoch != grant.epoch:
+            return
+        rows = watch.give_back(grant)
+        for row in rows:
             row.claimed &= ~task.bit
-        for watch in task.watches.values():
-            _refill(watch, rows)
+        task.claimed -= len(rows)
+        for other in task.watches.values():
+            other.fill(rows)
+            self._changed(other)
 
     def reset(self, name: str, rows: Collection[Row]) -> None:
-        """The task has claimed nothing any more; all its rows are offered again."""
+        """The task has claimed nothing any more; all its rows are offered again, to new samplers."""
         task = self.tasks.get(name)
         if task is None:
             return
@@ -309,50 +354,12 @@ class Consumers:
         for row in rows:
             row.claimed &= ~task.bit
         for watch in task.watches.values():
-            _refill(watch, rows)
+            watch.reset(rows)
+            self._changed(watch)
 
 
-def _refill(watch: Watch, rows: Iterable[Row]) -> None:
-    watch.heap = [(row.arrival, row) for row in rows if watch.ready(row)]
-    watch.available = len(watch.heap)
-
-
-class Deadlines:
-    """When parked requests end. Every operation is O(log n) of the requests parked."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, str]] = []
-        self._entries: dict[str, tuple[float, int, str]] = {}
-        self._partitions: dict[str, str] = {}
-        self._count = 0
-
-    def add(self, request_id: str, partition: str, deadline: float) -> None:
-        entry = (deadline, self._count, request_id)
-        self._count += 1
-        self._entries[request_id] = entry
-        self._partitions[request_id] = partition
-        heappush(self._heap, entry)
-
-    def partition(self, request_id: str) -> str | None:
-        """The partition in which the request is parked; None when it is not."""
-        return self._partitions.get(request_id)
-
-    def remove(self, request_id: str) -> None:
-        del self._entries[request_id], self._partitions[request_id]
-        if len(self._heap) > 2 * len(self._entries) + 64:
-            self._heap = sorted(self._entries.values())
-
-    def next(self) -> float | None:
-        """The earliest deadline, in seconds on the clock of ``now``; None when nothing is parked."""
-        while self._heap and self._entries.get(self._heap[0][2]) != self._heap[0]:
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-    def due(self, now: float) -> list[tuple[str, str]]:
-        """(request id, partition) of all whose deadline is not after ``now``, earliest first; they are removed."""
-        due: list[tuple[str, str]] = []
-        while (deadline := self.next()) is not None and deadline <= now:
-            request_id = self._heap[0][2]
-            due.append((request_id, self._partitions[request_id]))
-            self.remove(request_id)
-        return due
+def _lacking(wait: _ParkedWait) -> str:
+    """Which keys of a wait are not ready, in the order asked."""
+    lacking = [key for key in dict.fromkeys(wait.request.keys) if key in wait.unmet]
+    more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
+    return f"{', '.join(map(repr, lacking[:NAMED]))}{more} of {len(set(wait.request.keys))} keys lack them"

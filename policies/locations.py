@@ -92,6 +92,15 @@ def block_schema(fields: tuple[SchemaEntry, ...]) -> BlockSchema:
     return BlockSchema(fields, jagged, msgpack.packb(fields))
 
 
+class UnitLocation(NamedTuple):
+    """Where a unit is reached. ``node``: the node whose object store it shares references on, and ``actor`` its name in
+    Ray; None for a unit that has no part in Ray, or that does not share."""
+
+    endpoint: str
+    node: str | None = None
+    actor: str | None = None
+
+
 class Read(NamedTuple):
     """``fields`` of rows at ``positions`` of ``block``; entry i is for the asked key number ``rows[i]``."""
 

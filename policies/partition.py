@@ -33,7 +33,7 @@ from policies.dtypes import storage_dtype
 from policies.errors import DtypeConflict, DuplicateKey, Refused, UnknownField, WireError
 from policies.locations import BlockSchema, Located, Publication, Read
 from policies.rows import Row
-from policies.shapes import ShapeKeys, Shapes, uniform
+from policies.shapes import JaggedShape, ShapeKeys, Shapes, uniform
 from policies.where import predicate
 
 REMEMBERED_LOOKUPS = 1_024
@@ -86,23 +86,39 @@ class Partition:
         known = self._layouts.get(schema)
         if known is not None and not schema.jagged:
             return ()
-        lengths = iter(publication.lengths)
-        shapes: list[ShapeKeys] = []
-        name = ""
-        try:
-            for name, dtype, shape in schema.fields:
-                if known is None:
-                    self._check_dtype(name, dtype)
+        return self._number(publication, self._look_through(publication) if known is None else known.shapes)
+
+    def _look_through(self, publication: Publication) -> list[JaggedShape]:
+        """The jagged shapes of a schema that has not been admitted before; raises what is wrong with any field."""
+        jagged = []
+        for name, dtype, shape in publication.schema.fields:
+            try:
+                self._check_dtype(name, dtype)
                 if JAGGED in shape:
-                    shapes.append(self._shapes.numbers(shape, next(lengths), rows))
+                    jagged.append(self._shapes.jagged(shape))
                 else:
                     self._shapes.number(shape)
+            except Refused as error:
+                raise self._refused(publication, name, error) from None
+        return jagged
+
+    def _number(self, publication: Publication, jagged: Sequence[JaggedShape]) -> list[ShapeKeys]:
+        rows, lengths, numbers = len(publication.keys), publication.lengths, self._shapes.numbers
+        numbered: list[ShapeKeys] = []
+        try:
+            for shape, length in zip(jagged, lengths, strict=True):
+                numbered.append(numbers(shape, length, rows))
         except Refused as error:
-            others = f" and {rows - 1} more rows" if rows > 1 else ""
-            where = f"partition {self.name!r}, field {name!r}, key {publication.keys[0]!r}{others}"
-            details = {**error.details, "field": name, "key": publication.keys[0]}
-            raise type(error)(f"{where}: {error.message}", **details) from None
-        return shapes
+            names = [name for name, _, shape in publication.schema.fields if JAGGED in shape]
+            raise self._refused(publication, names[len(numbered)], error) from None
+        return numbered
+
+    def _refused(self, publication: Publication, name: str, error: Refused) -> Refused:
+        """The same refusal, saying where."""
+        key, others = publication.keys[0], len(publication.keys) - 1
+        rows = f"key {key!r} and {others} more rows" if others else f"key {key!r}"
+        where = f"partition {self.name!r}, field {name!r}, {rows}"
+        return type(error)(f"{where}: {error.message}", **{**error.details, "field": name, "key": key})
 
     def _check_keys(self, keys: Sequence[str]) -> None:
         if not keys:
@@ -148,16 +164,17 @@ class Partition:
         return self._layouts.get(schema) or self._new_layout(schema)
 
     def _new_layout(self, schema: BlockSchema) -> Layout:
-        fields, fixed, jagged = [], [], []
+        fields, fixed, jagged, shapes = [], [], [], []
         for name, dtype, shape in schema.fields:
             field = self.fields.get(name) or self.add_field(name, dtype)
             field.dtype = dtype
             fields.append(field)
             if JAGGED in shape:
-                jagged.append((field, shape))
+                jagged.append(field)
+                shapes.append(self._shapes.jagged(shape))
             else:
                 fixed.append((field, self._shapes.number(shape)))
-        layout = self._layouts[schema] = Layout(schema, tuple(fields), tuple(fixed), tuple(jagged))
+        layout = self._layouts[schema] = Layout(schema, tuple(fields), tuple(fixed), tuple(jagged), tuple(shapes))
         if len(self._layouts) > self._layouts_kept:
             self._layouts = {schema: kept for schema, kept in self._layouts.items() if kept.rows or kept is layout}
             self._layouts_kept = max(REMEMBERED_LAYOUTS, 2 * len(self._layouts))
@@ -209,6 +226,8 @@ class Partition:
             if given:
                 row = self.rows[key]
                 row.tags = {**row.tags, **given} if row.tags else dict(given)
+                if not self.consumers.idle:
+                    self.consumers.retagged(row)
 
     def locate(self, keys: Sequence[str], fields: Sequence[str] | None) -> Located:
         """Where the rows are. ``fields`` None: those that all found rows have. O(keys), whatever the fields."""
@@ -296,6 +315,8 @@ class Partition:
                 self.arrivals += 1
                 new.append(row)
             row.tags = {**row.tags, **given} if merge and row.tags else dict(given)
+            if not self.consumers.idle:
+                self.consumers.retagged(row)
         if new:
             self._count(0, len(new))
 

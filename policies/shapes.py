@@ -12,7 +12,8 @@ where a dimension other than the first is jagged). The same row shape has the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,17 @@ ShapeKeys = int | NDArray[np.int64]
 ShapeCounts = dict[int, int]
 """Shape number → how many hold that shape in one field: live rows, each for itself, or kinds of put whose live rows
 all have it, each as one (`policies.blocks.Layout`). A shape that no live row has has no entry."""
+
+
+class JaggedShape(NamedTuple):
+    """A row shape with `JAGGED` in one place. ``base``: the number of rows of length 0 when that is the first, so that
+    the number of any other is a sum; None when it is not."""
+
+    shape: tuple[int, ...]
+    base: int | None
+
+    def filled(self, length: int) -> tuple[int, ...]:
+        return tuple([length if size == JAGGED else size for size in self.shape])
 
 
 class Shapes:
@@ -61,26 +73,27 @@ class Shapes:
             self._whole[shape] = key
         return key
 
-    def numbers(self, shape: tuple[int, ...], lengths: Lengths, rows: int) -> ShapeKeys:
-        """The numbers of ``rows`` rows whose shape is jagged: `JAGGED` in ``shape`` stands for ``lengths``.
-
-        `Refused` when these do not belong together.
-        """
+    def jagged(self, shape: tuple[int, ...]) -> JaggedShape:
+        """How rows of this shape, jagged in one dimension, are numbered. `Refused` when that cannot be."""
         if shape.count(JAGGED) != 1:
-            raise Refused(f"lengths came for row shape {shape}; exactly one of its sizes must be {JAGGED}")
-        if isinstance(lengths, int):
-            shortest = longest = lengths
-        else:
-            if len(lengths) != rows:
-                raise Refused(f"{len(lengths)} lengths came for {rows} rows")
-            shortest, longest = int(lengths.min()), int(lengths.max())
-        if shortest < 0 or longest > LONGEST:
-            raise Refused(f"lengths {shortest}..{longest} are not all in 0..2^40")
-        if shape[0] == JAGGED:
-            return self._base(shape[1:]) + lengths
-        if isinstance(lengths, int):
-            return self.number(_filled(shape, lengths))
-        return np.array([self.number(_filled(shape, length)) for length in lengths.tolist()], np.int64)
+            raise Refused(f"row shape {shape}: rows may differ in one dimension only")
+        return JaggedShape(shape, self._base(shape[1:]) if shape[0] == JAGGED else None)
+
+    def numbers(self, jagged: JaggedShape, lengths: Lengths, rows: int) -> ShapeKeys:
+        """The numbers of ``rows`` rows with ``lengths`` in their jagged dimension; `Refused` for impossible lengths."""
+        if type(lengths) is int:
+            if not 0 <= lengths <= LONGEST:
+                raise Refused(f"length {lengths} is not in 0..2^40")
+            return self.number(jagged.filled(lengths)) if jagged.base is None else jagged.base + lengths
+        listed = cast(NDArray[np.int64], lengths)
+        if len(listed) != rows:
+            raise Refused(f"{len(listed)} lengths came for {rows} rows")
+        # As an unsigned number a negative length is larger than any.
+        if rows and int(listed.view(np.uint64).max()) > LONGEST:
+            raise Refused(f"lengths {int(listed.min())}..{int(listed.max())} are not all in 0..2^40")
+        if jagged.base is not None:
+            return listed + jagged.base
+        return np.array([self.number(jagged.filled(length)) for length in listed.tolist()], np.int64)
 
     def shape(self, key: int) -> tuple[int, ...]:
         """The row shape with this number."""
@@ -108,28 +121,25 @@ def count(counts: ShapeCounts, number: int, holders: int) -> None:
 
 def count_rows(counts: ShapeCounts, numbers: ShapeKeys, rows: int) -> None:
     """The ``rows`` rows of a block came, with shape ``numbers``. O(1) when all have one shape, else O(rows)."""
-    if isinstance(numbers, int):
-        count(counts, numbers, rows)
+    if type(numbers) is int:
+        counts[numbers] = counts.get(numbers, 0) + rows
     else:
-        for number in numbers.tolist():
+        for number in cast(NDArray[np.int64], numbers).tolist():
             counts[number] = counts.get(number, 0) + 1
 
 
-def discount_rows(counts: ShapeCounts, numbers: ShapeKeys, positions: NDArray[np.int64]) -> None:
+def discount_rows(counts: ShapeCounts, numbers: ShapeKeys, positions: Sequence[int]) -> None:
     """The rows at ``positions`` of a block went. O(1) when all its rows have one shape, else O(1) per position."""
     if isinstance(numbers, int):
         count(counts, numbers, -len(positions))
-    else:
-        for number in numbers[positions].tolist():
-            left = counts[number] - 1
-            if left:
-                counts[number] = left
-            else:
-                del counts[number]
-
-
-def _filled(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
-    return tuple([length if size == JAGGED else size for size in shape])
+        return
+    gone = [numbers.item(positions[0])] if len(positions) == 1 else numbers[positions].tolist()
+    for number in gone:
+        left = counts[number] - 1
+        if left:
+            counts[number] = left
+        else:
+            del counts[number]
 
 
 def uniform(counts: ShapeCounts) -> int | None:

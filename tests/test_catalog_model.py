@@ -18,12 +18,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from policies.answers import Progress
 from policies.blocks import Frees
 from policies.catalog import Catalog
 from policies.catalog_snapshot import restore_snapshot, take_snapshot
-from policies.claims import ClaimAnswer, ClaimRequest, Progress, WaitRequest
+from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest
 from policies.errors import DtypeConflict, DuplicateKey, KeyMissing, Refused, UnknownField, UnknownPartition
-from policies.locations import FieldSchema, Located, Publication
+from policies.locations import FieldSchema, Located, Publication, UnitLocation
+from policies.sampling import SEQUENTIAL, SamplerSpec, balanced, groups, ranks, staleness
+from tests.naive_samplers import Given, NotThis, naive
 
 UNITS = ("u0", "u1")
 DECLARED = {"ids": "int64", "score": "float32"}
@@ -34,16 +37,52 @@ key = st.sampled_from([f"g{g}_s{s}" for g in range(2) for s in range(3)])
 keys = st.lists(key, min_size=1, max_size=6)
 distinct_keys = st.lists(key, min_size=1, max_size=6, unique=True)
 field_names = st.lists(st.sampled_from(sorted(DTYPES)), min_size=1, max_size=2, unique=True)
-tag_values = st.fixed_dictionaries({}, optional={"status": st.sampled_from(["a", "b"]), "version": st.integers(0, 3)})
+tag_values = st.fixed_dictionaries(
+    {},
+    optional={
+        "status": st.sampled_from(["a", "b"]),
+        "version": st.integers(0, 3),
+        "group": st.sampled_from(["g0", "g1", 2]),
+    },
+)
+SAMPLERS = [
+    groups(2),
+    groups(3),
+    balanced(2, "ids"),
+    staleness(),
+    staleness(of=groups(2)),
+    staleness(of=groups(3)),
+    ranks(2),
+    ranks(2, "same"),
+    ranks(2, of=staleness(of=groups(2))),
+    ranks(2, balance="ids", of=groups(2)),
+    balanced(2, "ids", of=ranks(2, "same")),
+]
 tasks = st.sampled_from(["actor", "critic"])
 shape = st.sampled_from([(), (3,), (-1,), (-1, 2), (2, -1), (2, 3)])
 
 
-@dataclass
+ROW_NAMES = [f"r{i}" for i in range(7)]
+row_tags = st.fixed_dictionaries(
+    {"group": st.sampled_from(["g0", "g1", "g0", "g1", None]), "version": st.sampled_from([0, 1, 1, 1, 2, None])}
+)
+
+
+@dataclass(eq=False)
 class ModelRow:
+    key: str
+    arrival: int
+    gone: bool = False
     fields: dict[str, tuple[int, int, tuple[int, ...]]] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)
+
+    def length(self, name: str) -> int:
+        shape = self.fields[name][2]
+        return shape[0] if shape else 1
+
+
+Watch = tuple[str, frozenset[str], SamplerSpec]
 
 
 @dataclass
@@ -54,7 +93,32 @@ class ModelPartition:
     rows: dict[str, ModelRow] = field(default_factory=dict)
     produced: int = 0
     claimed: dict[str, int] = field(default_factory=dict)
-    watched: set[tuple[str, frozenset[str]]] = field(default_factory=set)
+    arrivals: int = 0
+    watches: dict[Watch, Any] = field(default_factory=dict)
+
+    def row(self, key: str) -> ModelRow:
+        """The row of this key, a new one if there is none."""
+        if key not in self.rows:
+            self.rows[key] = ModelRow(key, self.arrivals)
+            self.arrivals += 1
+        return self.rows[key]
+
+    def ready(self, row: ModelRow, watch: Watch) -> bool:
+        task, fields, _ = watch
+        return not row.gone and fields <= set(row.fields) and task not in row.claimed
+
+    def sync(self, row: ModelRow, task: str | None = None) -> None:
+        """Something happened to the row: every sampler (of the task) looks at it."""
+        for watch, sampler in self.watches.items():
+            if task in (None, watch[0]):
+                sampler.sync(row, self.ready(row, watch))
+
+    def watch(self, watch: Watch) -> Any:
+        if watch not in self.watches:
+            self.watches[watch] = naive(watch[2])
+            for row in self.rows.values():
+                self.watches[watch].sync(row, self.ready(row, watch))
+        return self.watches[watch]
 
 
 def fields_of(p: Publication) -> dict[str, FieldSchema]:
@@ -74,6 +138,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.batches: dict[str, tuple[Publication, type[Refused] | None]] = {}
         self.parked: list[ClaimRequest | WaitRequest] = []
         self.grants: dict[str, tuple[ClaimRequest, ClaimAnswer]] = {}
+        self.given: dict[str, tuple[ModelPartition, Any, Given]] = {}
         self.repeated = 0
         self.now = 0.0
         self.numbers = itertools.count()
@@ -83,7 +148,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.strict = strict
         self.catalog = Catalog(strict)
         for unit in UNITS:
-            self.catalog.register_unit(unit, f"tcp://{unit}")
+            self.catalog.register_unit(unit, UnitLocation(f"tcp://{unit}"))
         self.create("train", None, None)
         if not strict:
             self.create("declared", DECLARED, 5)
@@ -129,25 +194,45 @@ class CatalogMachine(RuleBasedStateMachine):
             wanted = set(request.fields)
             met = all(k in partition.rows and wanted <= set(partition.rows[k].fields) for k in request.keys)
             return ClaimAnswer(request.wait_id, request.keys) if met else None
-        found = self.available(partition, request.task, request.fields)[: request.count]
-        if len(found) < request.count:
+        watch = watch_of(request)
+        sampler = partition.watch(watch)
+        try:
+            given = sampler.draw([r for r in partition.rows.values() if partition.ready(r, watch)], request.demand)
+        except NotThis:
+            return ClaimAnswer(request.claim_id, error=Refused("as it was asked"))
+        if given is None:
             return None
-        for k in found:
-            partition.rows[k].claimed.add(request.task)
-        partition.claimed[request.task] += len(found)
-        answer = ClaimAnswer(request.claim_id, tuple(found))
+        for row in given.taken:
+            row.claimed.add(request.task)
+        for row in given.taken:
+            for other, theirs in partition.watches.items():
+                if other[0] == request.task and theirs is not sampler:
+                    theirs.sync(row, False)
+        partition.claimed[request.task] += len(given.taken)
+        answer = ClaimAnswer(
+            request.claim_id,
+            tuple(row.key for row in given.rows),
+            tuple((row.key, "") for row in [*given.skipped, *given.lost]),
+            tuple(map(tuple, given.parts)),
+        )
         self.grants[request.claim_id] = (request, answer)
+        self.given[request.claim_id] = (partition, sampler, given)
         return answer
 
     def wake(self, name: str) -> list[ClaimAnswer]:
-        woken = []
-        for request in list(self.parked):
-            if request.partition == name and request.deadline > self.now:
-                answer = self.attempt(request)
-                if answer is not None:
-                    woken.append(answer)
-                    self.parked.remove(request)
-        return woken
+        """The first parked request that can be answered is, again and again until none can be."""
+        woken: dict[str, ClaimAnswer] = {}
+        order = [identity(request) for request in self.parked]
+        while True:
+            for request in self.parked:
+                if request.partition == name and request.deadline > self.now:
+                    answer = self.attempt(request)
+                    if answer is not None:
+                        woken[identity(request)] = answer
+                        self.parked.remove(request)
+                        break
+            else:
+                return [woken[request] for request in order if request in woken]
 
     def check_frees(self, frees: Frees, before: set[tuple[int, int]]) -> None:
         """Exactly the positions that were in use before and are not now are told free, to the unit that has them."""
@@ -155,7 +240,7 @@ class CatalogMachine(RuleBasedStateMachine):
             (unit, block, position)
             for unit, entries in frees.items()
             for block, positions in entries
-            for position in positions.tolist()
+            for position in positions
         ]
         expected = {(self.block_units[b], b, p) for b, p in before - set(self.places())}
         assert len(told) == len(set(told))
@@ -187,32 +272,43 @@ class CatalogMachine(RuleBasedStateMachine):
             st.none() | st.tuples(*(st.none() | tag_values for _ in batch)),
         )
         number = next(self.numbers)
-        publication = Publication.of(f"b{number}", unit, number, name, tuple(batch), fields, tags)
+        self.carry_out(Publication.of(f"b{number}", unit, number, name, tuple(batch), fields, tags))
+
+    def carry_out(self, publication: Publication) -> None:
+        number, name = publication.block, publication.partition
         refusal = self.refusal(publication)
         self.batches[publication.batch_id] = (publication, refusal)
         if refusal is not None:
             with pytest.raises(refusal):
                 self.catalog.publish(publication, self.now)
             return
-        before = set(self.places()) | {(number, i) for i in range(len(batch))}
-        self.block_units[number] = unit
+        before = set(self.places()) | {(number, i) for i in range(len(publication.keys))}
+        self.block_units[number] = publication.unit
         published = self.catalog.publish(publication, self.now)
         assert published.applied
         self.apply(publication)
         self.check_frees(published.frees, before)
-        assert list(published.woken) == self.wake(name)
+        assert_same(published.woken, self.wake(name))
 
     def apply(self, p: Publication) -> None:
         partition = self.partitions.setdefault(p.partition, ModelPartition())
         for name, schema in fields_of(p).items():
             partition.dtypes.setdefault(name, schema.dtype)
+        there = [k for k in p.keys if k in partition.rows]
         for i, k in enumerate(p.keys):
-            row = partition.rows.setdefault(k, ModelRow())
+            row = partition.row(k)
             partition.produced += bool(p.schema.fields) and not row.fields
             for name, schema in fields_of(p).items():
                 length = 0 if schema.lengths is None else int(schema.lengths[i])
                 row.fields[name] = (p.block, i, tuple(length if n == -1 else n for n in schema.shape))
-            row.tags |= (p.tags[i] or {}) if p.tags else {}
+            if k in there:
+                partition.sync(row)
+        for k, tags in zip(p.keys, p.tags or (), strict=p.tags is not None):
+            partition.rows[k].tags |= tags or {}
+            if k in there:
+                partition.sync(partition.rows[k])
+        for k in p.keys:
+            partition.sync(partition.rows[k])
 
     @precondition(lambda self: self.batches)
     @rule(data=st.data(), new_block=st.booleans())
@@ -227,7 +323,7 @@ class CatalogMachine(RuleBasedStateMachine):
             return
         published = self.catalog.publish(again, self.now)
         assert (published.applied, published.woken) == (False, ())
-        told = {(b, p) for entries in published.frees.values() for b, ps in entries for p in ps.tolist()}
+        told = {(b, p) for entries in published.frees.values() for b, ps in entries for p in ps}
         assert told == ({(block, i) for i in range(len(first.keys))} if new_block else set())
 
     @rule(name=partitions, asked=keys, tags=st.lists(tag_values, min_size=6, max_size=6), merge=st.booleans(),
@@ -245,20 +341,27 @@ class CatalogMachine(RuleBasedStateMachine):
             assert raised.value.details["keys"] == [k for k in dict.fromkeys(asked) if k not in rows]
             return
         self.catalog.tag(name, asked, given, merge, create)
-        rows = self.partitions.setdefault(name, ModelPartition()).rows
+        partition = self.partitions.setdefault(name, ModelPartition())
         for k, tag in zip(asked, given, strict=True):
-            row = rows.setdefault(k, ModelRow())
+            row = partition.row(k)
             row.tags = row.tags | tag if merge else dict(tag)
+            partition.sync(row)
+        assert_same(self.catalog.woken(name, self.now), self.wake(name))
 
     @rule(name=partitions, asked=keys)
     def clear(self, name: str, asked: list[str]) -> None:
         before = set(self.places())
         cleared = self.catalog.clear(name, asked)
         rows = self.partitions[name].rows if name in self.partitions else {}
-        gone = [k for k in dict.fromkeys(asked) if rows.pop(k, None) is not None]
+        gone = [k for k in dict.fromkeys(asked) if k in rows]
+        for k in gone:
+            row = rows.pop(k)
+            row.gone = True
+            self.partitions[name].sync(row)
         assert cleared.removed == len(gone)
         assert cleared.unknown == tuple(k for k in dict.fromkeys(asked) if k not in gone)
         self.check_frees(cleared.frees, before)
+        assert_same(self.catalog.woken(name, self.now), self.wake(name))
 
     @rule(name=partitions, sure=st.integers(0, 4))
     def drop(self, name: str, sure: int) -> None:
@@ -350,18 +453,88 @@ class CatalogMachine(RuleBasedStateMachine):
 
     # Consumers.
 
-    @rule(name=partitions, task=tasks, fields=field_names, count=st.integers(1, 5), patience=st.integers(0, 6))
-    def claim(self, name: str, task: str, fields: list[str], count: int, patience: int) -> None:
-        request = ClaimRequest(f"c{next(self.numbers)}", name, task, tuple(fields), count, self.now + patience)
+    @rule(
+        name=partitions,
+        task=tasks,
+        fields=field_names,
+        count=st.integers(1, 5),
+        patience=st.integers(0, 6),
+        sampler=st.one_of(st.just(SEQUENTIAL), st.sampled_from(SAMPLERS)),
+        right=st.integers(0, 9),
+        rank=st.integers(0, 1),
+        oldest=st.integers(0, 3),
+    )
+    def claim(
+        self,
+        name: str,
+        task: str,
+        fields: list[str],
+        count: int,
+        patience: int,
+        sampler: SamplerSpec,
+        right: int,
+        rank: int,
+        oldest: int,
+    ) -> None:
+        """``right`` 0: as it comes; else the demand is made to fit the sampler."""
+        fitting, names = naive(sampler), str(sampler)
+        if right:
+            fields = list(dict.fromkeys([*fields, *fitting.fields]))
+            count = fitting.run * (1 + count % 2) if fitting.run > 1 or "balanced" in names else count
+        request = ClaimRequest(
+            f"c{next(self.numbers)}",
+            name,
+            task,
+            tuple(fields),
+            count,
+            self.now + patience,
+            sampler,
+            rank if not right or "ranks" in names else None,
+            oldest if not right or "staleness" in names else None,
+        )
+        self.carry_out_claim(request)
+
+    def carry_out_claim(self, request: ClaimRequest) -> None:
+        name, task, fields, fitting = request.partition, request.task, request.fields, naive(request.sampler)
         refusal = self.reader_refusal(name, fields)
+        try:
+            fitting.check(request.demand)
+        except NotThis:
+            refusal = refusal or Refused
+        if not fitting.fields <= set(fields):
+            refusal = refusal or Refused
         if refusal is not None:
             with pytest.raises(refusal):
                 self.catalog.claim(request, self.now)
             return
         partition = self.partitions.setdefault(name, ModelPartition())
         partition.claimed.setdefault(task, 0)
-        partition.watched.add((task, frozenset(fields)))
-        assert self.catalog.claim(request, self.now) == self.ask(request)
+        expected = self.ask(request)
+        if expected is not None and expected.error is not None:
+            with pytest.raises(Refused, match="all ranks must ask"):
+                self.catalog.claim(request, self.now)
+        else:
+            assert_same([self.catalog.claim(request, self.now)], [expected])
+        assert_same(self.catalog.woken(name, self.now), self.wake(name))
+
+    @precondition(lambda self: self.given)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        claim_id = data.draw(st.sampled_from(sorted(self.given)))
+        request, _ = self.grants.pop(claim_id)
+        partition, sampler, given = self.given.pop(claim_id)
+        woken = self.catalog.give_back(claim_id, self.now)
+        if self.partitions.get(request.partition) is not partition:
+            assert woken == ()
+            return
+        if partition.watches[watch_of(request)] is sampler:
+            back = [row for row in sampler.give_back(request.demand, given) if not row.gone]
+            for row in back:
+                row.claimed.remove(request.task)
+            partition.claimed[request.task] -= len(back)
+            for row in back:
+                partition.sync(row, request.task)
+        assert_same(woken, self.wake(request.partition))
 
     @rule(name=partitions, asked=keys, fields=field_names, patience=st.integers(0, 6))
     def wait(self, name: str, asked: list[str], fields: list[str], patience: int) -> None:
@@ -374,7 +547,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.partitions.setdefault(name, ModelPartition())
         assert self.catalog.wait(request, self.now) == self.ask(request)
 
-    def reader_refusal(self, name: str, fields: list[str]) -> type[Refused] | None:
+    def reader_refusal(self, name: str, fields: Iterable[str]) -> type[Refused] | None:
         partition = self.partitions.get(name)
         if partition is None:
             return UnknownPartition if self.strict else None
@@ -395,7 +568,7 @@ class CatalogMachine(RuleBasedStateMachine):
         if claims:
             request = data.draw(st.sampled_from(claims))
             granted = self.grants.get(request.claim_id)
-            assert self.catalog.claim(request, self.now) == (granted[1] if granted else None)
+            assert_same([self.catalog.claim(request, self.now)], [granted[1] if granted else None])
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -427,7 +600,11 @@ class CatalogMachine(RuleBasedStateMachine):
                 row.claimed.discard(task)
             if task in self.partitions[name].claimed:
                 self.partitions[name].claimed[task] = 0
-        assert woken == (self.wake(name) if name in self.partitions else [])
+            for watch in [watch for watch in self.partitions[name].watches if watch[0] == task]:
+                self.partitions[name].watches[watch] = naive(watch[2])
+            for row in self.partitions[name].rows.values():
+                self.partitions[name].sync(row, task)
+        assert_same(woken, self.wake(name) if name in self.partitions else [])
 
     # A restart.
 
@@ -442,7 +619,7 @@ class CatalogMachine(RuleBasedStateMachine):
         assert take_snapshot(restored) == plain
         self.catalog = restored
         for unit in UNITS:
-            self.catalog.register_unit(unit, f"tcp://{unit}")
+            self.catalog.register_unit(unit, UnitLocation(f"tcp://{unit}"))
         self.parked = []
 
     # What holds at every moment.
@@ -469,8 +646,8 @@ class CatalogMachine(RuleBasedStateMachine):
         assert self.catalog.produced(name) == Progress(partition.produced, partition.expected)
         for task, claimed in partition.claimed.items():
             assert self.catalog.consumed(name, task) == Progress(claimed, partition.expected)
-        watched = {(t, frozenset(f)): n for t, d in described["tasks"].items() for f, n in d["available"]}
-        assert watched == {(t, f): len(self.available(partition, t, f)) for t, f in partition.watched}
+        watched = {(t, frozenset(f), n) for t, d in described["tasks"].items() for f, n in d["available"]}
+        assert watched == {(t, f, len(self.available(partition, t, f))) for t, f, _ in partition.watches}
 
     @invariant()
     def knows_which_blocks_live(self) -> None:
@@ -495,7 +672,94 @@ def identity(request: ClaimRequest | WaitRequest) -> str:
     return request.claim_id if isinstance(request, ClaimRequest) else request.wait_id
 
 
+def watch_of(request: ClaimRequest) -> Watch:
+    return request.task, frozenset(request.fields), request.sampler
+
+
+def assert_same(found: Iterable[ClaimAnswer | None], expected: Iterable[ClaimAnswer | None]) -> None:
+    """Equal but for the wording of reasons and errors."""
+    assert [_outline(answer) for answer in found] == [_outline(answer) for answer in expected]
+
+
+def _outline(answer: ClaimAnswer | None) -> Any:
+    if answer is None:
+        return None
+    skipped = [key for key, _ in answer.skipped]
+    return answer.claim_id, answer.keys, skipped, answer.parts, answer.timed_out, type(answer.error)
+
+
+class SamplerMachine(CatalogMachine):
+    """The same model, with one sampler in each run and little else: groups fill up, ranks ask in any order, rows are
+    retagged, cleared and taken away through another watch of the task."""
+
+    publish = publish_again = tag = clear = drop = create_partition = locate = tags = list_keys = None  # type: ignore
+    claim = wait = claim_again = cancel = None  # type: ignore
+
+    @initialize(strict=st.just(False), spec=st.sampled_from(SAMPLERS))
+    def start(self, strict: bool, spec: SamplerSpec) -> None:
+        self.spec = spec
+        self.strict = strict
+        self.catalog = Catalog(strict)
+        self.catalog.register_unit("u0", UnitLocation("tcp://u0"))
+        self.create("train", None, None)
+
+    @rule(batch=st.lists(st.sampled_from(ROW_NAMES), min_size=1, max_size=3, unique=True), data=st.data())
+    def put(self, batch: list[str], data: st.DataObject) -> None:
+        """Most rows of a kind arrive as they should be, so that there is something to claim."""
+        lengths = data.draw(st.lists(st.integers(1, 9), min_size=len(batch), max_size=len(batch)))
+        tags = data.draw(st.tuples(*(row_tags for _ in batch)))
+        number = next(self.numbers)
+        fields = {"ids": FieldSchema("int64", (-1,), np.array(lengths, np.int64))}
+        self.carry_out(Publication.of(f"b{number}", "u0", number, "train", tuple(batch), fields, tags))
+
+    @rule(key=st.sampled_from(ROW_NAMES), tags=row_tags)
+    def retag(self, key: str, tags: dict[str, Any]) -> None:
+        CatalogMachine.tag(self, "train", [key], [tags], False, True)
+
+    @rule(key=st.sampled_from(ROW_NAMES))
+    def clear_row(self, key: str) -> None:
+        CatalogMachine.clear(self, "train", [key])
+
+    @rule(
+        steps=st.integers(1, 2), rank=st.integers(0, 1), oldest=st.integers(0, 2), patience=st.sampled_from([0, 0, 9])
+    )
+    def claim_rows(self, steps: int, rank: int, oldest: int, patience: int) -> None:
+        names, run = str(self.spec), naive(self.spec).run
+        least = 2 if "balanced" in names else 1
+        self.carry_out_claim(
+            ClaimRequest(
+                f"c{next(self.numbers)}",
+                "train",
+                "actor",
+                ("ids",),
+                run * max(steps, least),
+                self.now + patience,
+                self.spec,
+                rank if "ranks" in names else None,
+                oldest if "staleness" in names else None,
+            )
+        )
+
+    @rule()
+    def claim_elsewhere(self) -> None:
+        """Another watch of the task takes the oldest row."""
+        number = next(self.numbers)
+        self.carry_out_claim(ClaimRequest(f"c{number}", "train", "actor", ("ids",), 1, self.now))
+
+    @rule(sure=st.integers(0, 3))
+    def reset_actor(self, sure: int) -> None:
+        if not sure:
+            CatalogMachine.reset_task(self, "train", "actor")
+
+    reset_task = None  # type: ignore
+
+
 TestCatalogAgainstModel = CatalogMachine.TestCase
 TestCatalogAgainstModel.settings = settings(
     max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+TestSamplersAgainstModel = SamplerMachine.TestCase
+TestSamplersAgainstModel.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
