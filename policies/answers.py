@@ -1,8 +1,8 @@
-"""What a put answers and what a get returns."""
+"""What a put answers, what a get returns, and what a claim is given."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,5 +72,49 @@ class Batch:
         for index, key in enumerate(ok):
             yield key, {name: column.row(index) for name, column in self.columns.items()}
 
-    def __getitem__(self, field: str) -> Column:
-        return self.columns[field]
+
+@dataclass(frozen=True, slots=True)
+class Claim(Sequence[str]):
+    """What a claim was given: a sequence of ``keys``, in the sampler's order.
+
+    ``skipped``: rows that the task will not be given, with the reason. ``parts``: the micro-batches as indices into
+    ``keys``; one of all keys when the sampler makes none.
+    """
+
+    keys: tuple[str, ...]
+    skipped: Mapping[str, str]
+    parts: tuple[tuple[int, ...], ...]
+
+    @property
+    def micro_batches(self) -> tuple[tuple[str, ...], ...]:
+        """The keys of each micro-batch."""
+        return tuple([tuple([self.keys[index] for index in part]) for part in self.parts])
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.keys[index]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """``rows`` so far, of ``expected`` (None: nobody said how many there will be)."""
+
+    rows: int
+    expected: int | None
+
+    @property
+    def complete(self) -> bool:
+        return self.expected is not None and self.rows >= self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a get found its keys: key → unit. It comes before the rows do."""
+
+    units: Mapping[str, str]
+
+
+Told = Placed | Batch
+"""What a get tells while it is under way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from policies.columns import JAGGED, Column, bytes_rows, plain_rows, rows_of
+from policies.columns import JAGGED, LONG_RUN, Column, bytes_rows, plain_rows, rows_of
 from policies.errors import WireError
 
 DTYPES = st.sampled_from(["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"])
@@ -65,6 +66,50 @@ def test_concat_undoes_any_split(rows: list[NDArray[Any]], data: st.DataObject) 
     assert all(same(joined.row(i), row) for i, row in enumerate(rows))
 
 
+@given(row_lists(), st.data())
+def test_collect_is_concat_and_take(rows: list[NDArray[Any]], data: st.DataObject) -> None:
+    """Rows of several parts, in any order, with repeats: as if the parts had been one column."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    bounds = zip([0, *cuts], [*cuts, len(rows)], strict=True)
+    parts = [rows_of(rows).slice(begin, end) for begin, end in bounds]
+    order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8))
+    collected = Column.collect(parts, np.array(order, np.int64))
+    assert collected.rows == len(order)
+    assert all(same(row, rows[p]) for row, p in zip(collected, order, strict=True))
+
+
+@pytest.mark.parametrize("length", [3, 3 * LONG_RUN])
+@pytest.mark.parametrize("trailing", [(), (2, 2)])
+@pytest.mark.parametrize("order", [[3, 4, 5, 0, 1, 2], [0, 1, 2, 3, 4, 5], [5, 3, 3, 1], [2, 3, 0], []])
+def test_short_and_long_rows_are_gathered_alike(length: int, trailing: tuple[int, ...], order: list[int]) -> None:
+    """Long runs are copied as pieces, short ones by an index; nobody can tell."""
+    rows = [np.arange((length + i) * math.prod(trailing)).reshape(length + i, *trailing) + i for i in range(6)]
+    positions = np.array(order, np.int64)
+    even = [row[:length] for row in rows]
+    parts = [
+        [rows_of(rows[:3]), rows_of(rows[3:])],
+        [Column.dense(np.stack(even[:3])), Column.dense(np.stack(even[3:]))],
+    ]
+    for columns, wanted in zip(parts, (rows, even), strict=True):
+        for taken in (Column.concat(columns).take(positions), Column.collect(columns, positions)):
+            assert taken.rows == len(order)
+            assert all(same(row, wanted[p]) for row, p in zip(taken, order, strict=True))
+
+
+def test_parts_that_name_different_dimensions_jagged_join_where_their_rows_allow_it() -> None:
+    """Rows that all agree call their first dimension jagged, others the one in which they differ."""
+    agree, differ = [np.ones((2, 3)), np.zeros((2, 3))], [np.ones((2, 3)), np.ones((2, 5))]
+    assert (rows_of(agree).shape, rows_of(differ).shape) == ((JAGGED, 3), (2, JAGGED))
+    for parts in ([agree, differ], [differ, agree], [agree, differ, agree]):
+        wanted = [row for part in parts for row in part]
+        columns = [rows_of(part) for part in parts]
+        order = np.arange(len(wanted))[::-1]
+        assert all(same(a, b) for a, b in zip(Column.concat(columns), wanted, strict=True))
+        assert all(same(a, wanted[i]) for a, i in zip(Column.collect(columns, order), order, strict=True))
+    with pytest.raises(WireError, match="one dimension only"):
+        Column.concat([rows_of(differ), rows_of([np.ones((2, 3)), np.ones((4, 3))])])
+
+
 @given(row_lists())
 def test_padded_holds_every_row_and_the_pad_value_elsewhere(rows: list[NDArray[Any]]) -> None:
     column = rows_of(rows)
@@ -77,6 +122,26 @@ def test_padded_holds_every_row_and_the_pad_value_elsewhere(rows: list[NDArray[A
             rest = filled.copy()
             rest[region] = 1
             assert (rest == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pad"), [("uint8", -100), ("int64", 0.5), ("bool", 2), ("uint8", 300), ("int8", "x")]
+)
+def test_a_pad_value_that_the_dtype_cannot_hold_is_refused(dtype: str, pad: object) -> None:
+    with pytest.raises(WireError, match=f"no pad value for {dtype}"):
+        Column.jagged(np.ones(3, dtype), [1, 2]).padded(pad)
+
+
+def test_times_are_padded_with_a_time() -> None:
+    for unit in ("M8[s]", "M8[ns]"):
+        padded = Column.jagged(np.array([1, 2, 3], unit), [1, 2]).padded("NaT")
+        assert padded.dtype == np.dtype(unit) and np.isnat(padded).tolist() == [[False, True], [False, False]]
+
+
+def test_what_is_stored_of_a_dtype_must_have_its_width() -> None:
+    assert Column.dense(np.ones(2, np.uint16), "bfloat16").dtype == "bfloat16"
+    with pytest.raises(WireError, match="stored as uint16, and uint8 came"):
+        Column.dense(np.ones(2, np.uint8), "bfloat16")
 
 
 def test_adjacent_rows_are_taken_without_a_copy() -> None:
@@ -117,7 +182,7 @@ def test_values_that_would_change_on_the_way_are_refused(value: object) -> None:
 def test_errors_say_what_does_not_fit() -> None:
     with pytest.raises(WireError, match="add up to 3"):
         Column.jagged(np.arange(4), [1, 2])
-    with pytest.raises(WireError, match="float32, int64"):
+    with pytest.raises(WireError, match="float32 and int64"):
         rows_of([np.zeros(1, np.float32), np.zeros(1, np.int64)])
     with pytest.raises(WireError, match="one dimension only"):
         rows_of([np.zeros((1, 2)), np.zeros((2, 1))])
