@@ -1,121 +1,117 @@
-"""Clears chunk rows that nobody needs any more, in the background.
-
-Keys wait in one queue and go in batches, one clear at a time. A clear that fails is tried again later, a bounded number
-of times; what is given up is counted and logged. A pause is a fence: once it has been granted, no row goes until
-resumption, so a checkpoint that is being saved keeps its rows. Whoever schedules waits while the queue is over its
-bound, except during a pause, which such a wait could otherwise keep from ending.
-
-Runs on one event loop; costs one message per `BATCH_KEYS` keys.
-"""
+"""Clears rows of the staging partition in the background: the shell of `policies.cleanup`, on one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
 
 from actors.plane_protocol import Plane
+from policies.cleanup import (
+    Cleanup,
+    CleanupLimits,
+    ClearDone,
+    ClearFailed,
+    Closing,
+    Discard,
+    Event,
+    FenceMoved,
+    StartClear,
+    TimerFired,
+    Unneed,
+)
+from policies.errors import CleanupFailed
 
 logger = logging.getLogger(__name__)
 
-BATCH_KEYS: Final = 1024
-CAPACITY_KEYS: Final = 65_536
-ATTEMPTS: Final = 5
-RETRY_AFTER_S: Final = 1.0
-
 
 class ChunkCleanup:
-    def __init__(self, plane: Plane, partition: str) -> None:
-        self._plane, self._partition = plane, partition
-        self._waiting: deque[tuple[str, int]] = deque()  # (key, attempts made)
-        self._task: asyncio.Task[None] | None = None
-        self._progress = asyncio.Event()
-        self._busy = self._paused = self._closing = False
-        self._cleared = self._failures = self._given_up = 0
+    """``clock``: seconds, monotonic."""
 
-    def add(self, keys: Iterable[str]) -> None:
-        """Queue ``keys`` without waiting."""
-        self._waiting.extend((key, 0) for key in keys)
-        self._start()
+    def __init__(
+        self, plane: Plane, partition: str, clock: Callable[[], float], limits: CleanupLimits | None = None
+    ) -> None:
+        self._plane, self._partition, self._clock = plane, partition, clock
+        self._policy = Cleanup(limits or CleanupLimits())
+        self._progress = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def unneed(self, keys: Iterable[str]) -> None:
+        """Queue chunks that nobody needs any more, without waiting."""
+        listed = tuple(keys)
+        if listed:
+            self._feed(Unneed(listed, self._clock()))
 
     async def schedule(self, keys: Iterable[str]) -> None:
-        """Queue ``keys``, then wait while more than `CAPACITY_KEYS` wait and no pause is on."""
-        self.add(keys)
-        while len(self._waiting) > CAPACITY_KEYS and not self._paused:
+        """Queue chunks that nobody needs any more, then wait while too many wait and no pause is on."""
+        self.unneed(keys)
+        while self._policy.over_capacity:
             await self._next_progress()
 
-    async def pause(self) -> None:
-        """When this returns no clear is under way, and none starts before `resume`."""
-        self._paused = True
-        self._progress.set()
-        while self._busy:
-            await self._next_progress()
+    def discard(self, keys: tuple[str, ...], in_doubt: bool) -> None:
+        """Queue rows of one PUT that belong to no call. ``in_doubt``: they may become visible only later."""
+        self._feed(Discard(keys, in_doubt, self._clock()))
 
-    def resume(self) -> None:
-        self._paused = False
-        self._start()
+    async def pause(self, epoch: int) -> None:
+        """When this returns no chunk of a call is being cleared, and none is before ``epoch`` or a later one is
+        resumed. Raises `Refused` when it is over already, also when that happens meanwhile."""
+        self._policy.fence.pause(epoch)
+        self._feed(FenceMoved(self._clock()))
+        while not self._policy.fence_is_granted:
+            await self._next_progress()
+        self._policy.fence.require(epoch)
+
+    def resume(self, epoch: int) -> None:
+        self._policy.fence.resume(epoch)
+        self._feed(FenceMoved(self._clock()))
 
     async def drain(self) -> None:
-        """Wait until everything that was queued is cleared or given up; during a pause, until after it."""
-        while self._waiting or self._busy:
+        """Wait until everything that was queued is cleared or given up; during a pause, until after it. Rows in doubt
+        that have not been seen are not waited for. Raises `CleanupFailed`, once, for what was given up."""
+        while not self._policy.drained:
             await self._next_progress()
+        failure = self._policy.take_failure()
+        if failure is not None:
+            raise CleanupFailed(f"partition {self._partition!r}: {failure}; drop the partition or clear them by hand")
 
     async def close(self) -> None:
-        """Try once to clear what waits; during a pause nothing is cleared."""
-        self._closing = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        self._start()
-        if not self._paused:
-            await self.drain()
+        """Try once to clear what waits; during a pause only what no receipt names."""
+        self._feed(Closing(self._clock()))
+        while not self._policy.idle:
+            await self._next_progress()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def statistics(self) -> Mapping[str, int]:
-        return {
-            "cleanup_waiting": len(self._waiting),
-            "cleanup_cleared": self._cleared,
-            "cleanup_failures": self._failures,
-            "cleanup_given_up": self._given_up,
-        }
+        return self._policy.statistics()
 
-    def _start(self) -> None:
-        if self._waiting and not self._paused and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._run())
+    def _feed(self, event: Event) -> None:
+        for instruction in self._policy.handle(event):
+            if isinstance(instruction, StartClear):
+                self._task = asyncio.get_running_loop().create_task(self._clear(instruction.keys))
+                continue
+            if self._timer is not None:
+                self._timer.cancel()
+            delay = max(0.0, instruction.at - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._fire, instruction.at)
+        self._progress.set()
+
+    def _fire(self, at: float) -> None:
+        self._timer = None
+        self._feed(TimerFired(max(at, self._clock())))
 
     async def _next_progress(self) -> None:
         self._progress.clear()
         await self._progress.wait()
 
-    async def _run(self) -> None:
-        while self._waiting and not self._paused:
-            batch = [self._waiting.popleft() for _ in range(min(BATCH_KEYS, len(self._waiting)))]
-            if not await self._clear(batch) and not self._closing:
-                await asyncio.sleep(RETRY_AFTER_S)
-
-    async def _clear(self, batch: list[tuple[str, int]]) -> bool:
-        self._busy = True
+    async def _clear(self, keys: tuple[str, ...]) -> None:
         try:
-            await self._plane.clear(self._partition, [key for key, _ in batch])
-        except asyncio.CancelledError:
-            self._waiting.extendleft(reversed(batch))
-            raise
-        except Exception as error:  # whatever it was, it must not end the clearing of all other rows
-            self._failed(batch, error)
-            return False
+            removed = await self._plane.clear(self._partition, keys)
+        except BaseException as error:  # whatever it was, it must not end the clearing of all other rows
+            logger.warning("%d rows of %r could not be cleared: %s", len(keys), self._partition, error)
+            self._feed(ClearFailed(f"{type(error).__name__}: {error}", self._clock()))
+            if not isinstance(error, Exception):
+                raise
         else:
-            self._cleared += len(batch)
-            return True
-        finally:
-            self._busy = False
-            self._progress.set()
-
-    def _failed(self, batch: list[tuple[str, int]], error: Exception) -> None:
-        self._failures += 1
-        again = [(key, attempts + 1) for key, attempts in batch if attempts + 1 < ATTEMPTS and not self._closing]
-        self._waiting.extend(again)
-        lost = len(batch) - len(again)
-        self._given_up += lost
-        if lost:
-            logger.error("%d rows of %r stay behind, they could not be cleared: %s", lost, self._partition, error)
+            self._feed(ClearDone(removed, self._clock()))

@@ -15,24 +15,29 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from actors.chunk_cleanup import ChunkCleanup
 from actors.client import PlaneAddress
 from actors.cut_run import CutRun
+from actors.metrics import report_cut
 from actors.plane_protocol import STAGING, Plane, connect
-from policies.calls import CallIdentity, StepDelta, Tokens
-from policies.capture import CallCapture, CaptureTable, State
+from policies.calls import CallIdentity, StepDelta
+from policies.capture_table import Admission, CaptureTable
 from policies.chain import Chain, chunk_place
+from policies.cleanup import CleanupLimits
 from policies.config import RolloutRecoveryConfig
 from policies.cut import CutTransaction
+from policies.decode_meter import DecodeMeter
 from policies.errors import ClosedError, CutRefused, Refused
-from policies.receipts import Continuation, Inventory, Receipt
+from policies.receipts import Continuation, Inventory, Receipt, ReceiptCache
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED_RECEIPTS: Final = 64
+DECODE_WINDOW_S: Final = 5.0
+"""Decoding before a cut is measured over this time."""
 
 
 class CutCoordinator:
@@ -43,11 +48,13 @@ class CutCoordinator:
         plane: Plane | PlaneAddress,
         config: RolloutRecoveryConfig,
         clock: Callable[[], float] = time.monotonic,
+        limits: CleanupLimits | None = None,
     ) -> None:
         self._plane, self._config, self._clock = connect(plane), config, clock
-        self._table = CaptureTable()
-        self._cleanup = ChunkCleanup(self._plane, STAGING)
-        self._receipts: dict[tuple[str, str], Receipt] = {}
+        self._table = CaptureTable(config.terminal_evidence_s)
+        self._cleanup = ChunkCleanup(self._plane, STAGING, clock, limits)
+        self._meter = DecodeMeter()
+        self._receipts = ReceiptCache()
         self._run: CutRun | None = None
         self._task: asyncio.Task[Receipt] | None = None
         self._closed = False
@@ -58,8 +65,7 @@ class CutCoordinator:
 
         Saying it again changes nothing. Raises `Refused` when the call ended already or a later attempt is known.
         """
-        if self._table.get(identity) is None:
-            self._add(identity, inherited=())
+        self._admit(identity)
 
     def adopt(self, continuation: Continuation, chain: Chain) -> None:
         """Make a resumed call known, with the verified chain it goes on from. Its chunks are this call's from now on.
@@ -74,7 +80,7 @@ class CutCoordinator:
             return
         if any(chunk_place(identity, key) is None for key in continuation.keys):
             raise Refused(f"{list(continuation.keys)} are no chain of call {identity}")
-        capture = known or self._add(identity, inherited=continuation.keys)
+        capture = self._admit(identity, continuation.keys).capture
         try:
             capture.adopt(continuation.keys, chain, continuation.whole_reason)
         except ValueError as error:
@@ -83,18 +89,9 @@ class CutCoordinator:
     def observe(self, deltas: Sequence[StepDelta]) -> None:
         """Take what engine steps produced, in order. Nothing in them can fail for more than the call it is about."""
         for delta in deltas:
-            self._counts["steps"] += 1
-            if len(delta.calls) != len(delta.tokens):
-                cause = f"a step named {len(delta.calls)} calls and brought tokens for {len(delta.tokens)}"
-                for identity in delta.calls:
-                    self._poison(identity, cause)
-                continue
-            for identity, tokens in zip(delta.calls, delta.tokens, strict=True):
-                self._take(identity, tokens)
-            for identity, reason in delta.finished.items():
-                capture = self._table.get(identity)
-                if capture is not None and not capture.end(reason):
-                    self._counts["unexpected_ends"] += 1
+            for capture in self._table.observe(delta):
+                logger.warning("call %s is poisoned and will be generated anew: %s", capture.identity, capture.cause)
+            self._meter.note(self._clock(), sum(map(len, delta.tokens)))
 
     def expect_vocabulary(self, size: int) -> None:
         """Token ids of ``size`` or more poison their call from now on."""
@@ -105,7 +102,7 @@ class CutCoordinator:
 
         ``finish_reason`` counts when no delta has told it. A call that is not active is left as it is.
         """
-        await self._cleanup.schedule(self._table.finish(identity, finish_reason))
+        await self._cleanup.schedule(self._table.finish(identity, finish_reason, self._clock()))
 
     async def discard(self, keys: Sequence[str]) -> None:
         """Chunks that no call here has and nobody can use, those of a refused chain: clear them in the background."""
@@ -113,7 +110,7 @@ class CutCoordinator:
 
     async def abort(self, identity: CallIdentity) -> None:
         """The call is not wanted any more: as `finish`, but it is no completion."""
-        await self._cleanup.schedule(self._table.abort(identity))
+        await self._cleanup.schedule(self._table.abort(identity, self._clock()))
 
     def active_calls(self) -> tuple[CallIdentity, ...]:
         """Calls that were neither finished nor aborted, in the order in which they came: what an inventory lists."""
@@ -126,9 +123,9 @@ class CutCoordinator:
         inventory does not match its digest, `ClosedError` after `close`. When this is cancelled, or the coordinator
         closed, what was not sealed is cleared and rolled back first.
         """
-        question = (inventory.checkpoint_id, inventory.digest)
-        if question in self._receipts:
-            return self._receipts[question]
+        known = self._receipts.get(inventory)
+        if known is not None:
+            return known
         if self._closed:
             raise ClosedError("the coordinator is closed; it cuts nothing any more")
         if self._task is not None:
@@ -140,8 +137,8 @@ class CutCoordinator:
             raise CutRefused(f"the inventory of checkpoint {inventory.checkpoint_id!r} does not match its digest")
         transaction = CutTransaction(inventory, self._table, self._config)
         self._run = run = CutRun(self._plane, transaction, self._config.control_timeout_s, self._cleanup, self._clock)
-        self._task = task = asyncio.get_running_loop().create_task(run.run())
-        task.add_done_callback(partial(self._cut_ended, question, transaction))
+        self._task = task = asyncio.get_running_loop().create_task(self._measured(run))
+        task.add_done_callback(partial(self._cut_ended, transaction))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -149,15 +146,21 @@ class CutCoordinator:
             await asyncio.wait([task])
             raise
 
-    async def pause_cleanup(self) -> None:
-        """When this returns no chunk is cleared any more until `resume_cleanup`: a save in between finds them all."""
-        await self._cleanup.pause()
+    async def pause_cleanup(self, epoch: int) -> None:
+        """When this returns no chunk of a call is cleared any more until `resume_cleanup`: a save in between finds them
+        all. ``epoch``: a number of the checkpoint that rises from one to the next. Raises `Refused` when that epoch or
+        a later one was resumed already: the message comes late, its checkpoint was given up."""
+        await self._cleanup.pause(epoch)
 
-    def resume_cleanup(self) -> None:
-        self._cleanup.resume()
+    def resume_cleanup(self, epoch: int) -> None:
+        """The checkpoint of ``epoch`` is done with, published or not; so are all before it."""
+        self._cleanup.resume(epoch)
 
     async def drain(self) -> None:
-        """Wait until the chunks of all ended calls are cleared or given up. During a pause: until it is over."""
+        """Wait until the chunks of all ended calls are cleared or given up. During a pause: until it is over.
+
+        Raises `CleanupFailed` for what was given up since this was asked last.
+        """
         await self._cleanup.drain()
 
     def statistics(self) -> Mapping[str, float]:
@@ -166,7 +169,7 @@ class CutCoordinator:
         counts: Counter[str] = Counter(f"calls_{capture.state.value}" for capture in captures)
         counts["live_tokens"] = sum(capture.live_tokens for capture in captures)
         counts["sealed_tokens"] = sum(capture.sealed_tokens for capture in captures)
-        return {**counts, **self._counts, **self._cleanup.statistics()}
+        return {**counts, **self._table.counts, **self._counts, **self._cleanup.statistics()}
 
     async def close(self) -> None:
         """Interrupt a running cut, clear what nobody needs and leave the plane. Sealed chains stay."""
@@ -179,50 +182,30 @@ class CutCoordinator:
         await self._cleanup.close()
         await self._plane.close()
 
-    def _add(self, identity: CallIdentity, inherited: tuple[str, ...]) -> CallCapture:
+    def _admit(self, identity: CallIdentity, inherited: tuple[str, ...] = ()) -> Admission:
         if self._closed:
             raise ClosedError(f"the coordinator is closed; it cannot take call {identity}")
-        later = [o for o in self._table.others(identity) if o.rollout_id == identity.rollout_id and o > identity]
-        if later:
-            raise Refused(f"call {identity} comes after its attempt {later[0].attempt}, which has taken its place")
-        try:
-            capture = self._table.add(identity)
-        except ValueError as error:
-            raise Refused(str(error)) from error
-        for earlier in self._table.earlier_attempts(identity):
-            self._cleanup.add(key for key in self._table.abort(earlier) if key not in inherited)
-        return capture
+        admission = self._table.admit(identity, self._clock(), inherited)
+        self._cleanup.unneed(admission.unneeded)
+        return admission
 
-    def _take(self, identity: CallIdentity, tokens: Tokens) -> None:
-        capture = self._table.get(identity)
-        if capture is None:
-            self._counts["deltas_of_unknown_calls"] += 1
-            return
-        trusted = capture.state is not State.POISONED
-        capture.observe(tokens)
-        if trusted and capture.state is State.POISONED:
-            self._note_poisoned(capture)
+    async def _measured(self, run: CutRun) -> Receipt:
+        """The receipt of a cut, with how fast engines decoded before and during it; as metrics, too."""
+        receipt = await run.run()
+        rates = {
+            "decode_before_per_s": self._meter.rate(run.began - DECODE_WINDOW_S, run.began),
+            "decode_during_per_s": self._meter.rate(run.began, self._clock()),
+        }
+        numbers = {**receipt.numbers, **{name: rate for name, rate in rates.items() if rate is not None}}
+        report_cut(numbers)
+        return replace(receipt, numbers=numbers)
 
-    def _poison(self, identity: CallIdentity, cause: str) -> None:
-        capture = self._table.get(identity)
-        if capture is not None and capture.state is not State.POISONED:
-            capture.poison(cause)
-            self._note_poisoned(capture)
-
-    def _note_poisoned(self, capture: CallCapture) -> None:
-        self._counts["poisoned"] += 1
-        logger.warning("call %s is poisoned and will be generated anew: %s", capture.identity, capture.cause)
-
-    def _cut_ended(self, question: tuple[str, str], transaction: CutTransaction, task: asyncio.Task[Receipt]) -> None:
+    def _cut_ended(self, transaction: CutTransaction, task: asyncio.Task[Receipt]) -> None:
         """Runs when the cut has ended, also when nobody waits for it any more."""
         self._run = self._task = None
         self._counts["cuts"] += 1
         if task.cancelled() or task.exception() is not None:
             for capture in self._table.captures():
                 capture.thaw()
-            return
-        if transaction.interrupted:
-            return
-        self._receipts[question] = task.result()
-        if len(self._receipts) > REMEMBERED_RECEIPTS:
-            del self._receipts[next(iter(self._receipts))]
+        elif not transaction.interrupted:
+            self._receipts.add(task.result())

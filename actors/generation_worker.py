@@ -27,6 +27,7 @@ import numpy as np
 from actors.client import AsyncDataPlaneClient, PlaneAddress
 from actors.engines.contract import Engine, EngineFingerprint, ResumeMode
 from actors.engines.registry import EngineSpec, build_engine
+from actors.plane_protocol import TRAIN
 from policies.calls import CallIdentity, GenerationRequest, StepDelta, Tokens
 from policies.chain import Chain, ChainRefusal
 from policies.columns import Column
@@ -35,8 +36,6 @@ from policies.manifest import require_fingerprint
 from policies.receipts import Continuation
 
 logger = logging.getLogger(__name__)
-
-TRAIN = "train"
 
 REMEMBERED_STEPS = 65_536
 """Steps kept for whoever asks for progress; the oldest go first when nobody does."""
@@ -223,7 +222,7 @@ class GenerationWorker:
     ) -> Completion:
         """Go on from a verified chain; one that is the whole call needs no engine."""
         await self._coordinator.adopt.remote(continuation, chain)
-        prefix = Tokens(chain.ids, chain.logprobs, chain.versions, np.ones(len(chain), bool))
+        prefix = Tokens(chain.ids, chain.logprobs, chain.versions, np.ones(len(chain), bool), chain.extras)
         if continuation.whole_reason is None:
             return await self._run_call(continuation.request, call, prefix, mode)
         call.parts, call.prefix_tokens = [prefix], len(prefix)
@@ -260,12 +259,13 @@ class GenerationWorker:
         self, identity: CallIdentity, call: _RunningCall, reason: str, refusal: ChainRefusal | None
     ) -> Completion:
         """Store the finished row, then tell the coordinator, which clears the call's chunks."""
-        count, prefix_tokens = sum(len(part) for part in call.parts), call.prefix_tokens
-        fields = {
-            "ids": Column.jagged(np.concatenate([p.ids for p in call.parts]), [count]),
-            "logprobs": Column.jagged(np.concatenate([p.logprobs for p in call.parts]), [count]),
-            "versions": Column.jagged(np.concatenate([p.versions for p in call.parts]), [count]),
-        }
+        try:
+            tokens = Tokens.joined(call.parts)
+        except ValueError as error:
+            raise EngineError(f"call {identity} has no row: {error}") from error
+        count, prefix_tokens = len(tokens), call.prefix_tokens
+        parts = {"ids": tokens.ids, "logprobs": tokens.logprobs, "versions": tokens.versions, **tokens.extras}
+        fields = {name: Column.jagged(array, [count]) for name, array in parts.items()}
         tags = {"attempt": identity.attempt, "finish_reason": reason, "tokens": count, "prefix_tokens": prefix_tokens}
         await self._client.put(TRAIN, [identity.row_key], fields, tags=[tags])
         await self._coordinator.finish.remote(identity, reason)

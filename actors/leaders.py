@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -36,10 +36,18 @@ class Leader:
         """
         coordinator = CoordinatorActor.remote(plane.address, plane.config.rollout_recovery)
         coalescer = CoalescerActor.remote(plane.address, plane.config.restore)
+        leader = cls(None, coordinator, coalescer)
+        return leader.with_new_worker(plane, engine, weight_version=weight_version, num_gpus=num_gpus)
+
+    def with_new_worker(
+        self, plane: DataPlane, engine: EngineSpec, *, weight_version: int = 0, num_gpus: float = 0
+    ) -> Leader:
+        """This leader with another worker in the place of one that died. Coordinator and coalescer stay: cut the
+        coordinator's active calls and resume each as its next attempt, and it goes on from its own tokens."""
         worker = WorkerActor.options(num_gpus=num_gpus).remote(
-            engine, plane.address, coordinator, coalescer, weight_version
+            engine, plane.address, self.coordinator, self.coalescer, weight_version
         )
-        return cls(worker, coordinator, coalescer)
+        return replace(self, worker=worker)
 
     def kill(self) -> None:
         """End the three processes at once."""

@@ -3,15 +3,18 @@ stand in for a whole plane."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from actors.client import AsyncDataPlaneClient, PlaneAddress
-from policies.answers import Batch, PutAck
+from policies.answers import Batch, PutAck, Told
 from policies.columns import Column
 
 STAGING: Final = "staging"
 """The partition of chunks."""
+
+TRAIN: Final = "train"
+"""The partition of finished calls, one row each."""
 
 
 class Plane(Protocol):
@@ -27,14 +30,15 @@ class Plane(Protocol):
         timeout: float | None = None,
     ) -> PutAck: ...
 
-    async def get(
+    async def stream(
         self,
         partition: str,
         keys: Sequence[str],
-        fields: Sequence[str] | None = None,
+        fields: Sequence[str],
+        tell: Callable[[Told], None],
         *,
+        avoid: Collection[str] = (),
         timeout: float | None = None,
-        partial: bool = False,
     ) -> Batch: ...
 
     async def clear(self, partition: str, keys: Sequence[str], *, timeout: float | None = None) -> int: ...

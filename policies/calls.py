@@ -6,12 +6,14 @@ them are never written to after construction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from policies.extras import Extras, joined_extras
 
 _RESERVED = frozenset("/@#")
 
@@ -21,7 +23,8 @@ class CallIdentity:
     """Who a call is. A retry or a takeover of the same call has the next ``attempt``.
 
     Keys are made from it (``rollout/call``, ``rollout/call@a0#1``), so its ids may hold none of ``/``, ``@`` and ``#``:
-    two calls never share a key. Raises `ValueError` for such an id, an empty one, or a negative attempt.
+    two calls never share a key. Raises `ValueError` for such an id, an empty one, one that is no UTF-8 text, or a
+    negative attempt.
     """
 
     rollout_id: str
@@ -32,6 +35,8 @@ class CallIdentity:
         for name, part in (("rollout_id", self.rollout_id), ("call_id", self.call_id)):
             if not part or not _RESERVED.isdisjoint(part):
                 raise ValueError(f"{name} is {part!r}; it must not be empty, nor hold any of {' '.join(_RESERVED)}")
+            if not part.isascii() and part != part.encode(errors="ignore").decode():
+                raise ValueError(f"{name} is {part!r}; it must be encodable as UTF-8, and lone surrogates are not")
         if self.attempt < 0:
             raise ValueError(f"the attempt of call {self.rollout_id}/{self.call_id} is {self.attempt}; it begins at 0")
 
@@ -124,16 +129,27 @@ class Tokens:
 
     ``ids`` int32 (T,), ``logprobs`` float32 (T,), ``versions`` int32 (T,): the weight version that made each token.
     ``cuttable`` bool (T,): whether the text may be cut right after the token (not inside a multi-byte character,
-    not inside a stop string that may be starting).
+    not inside a stop string that may be starting). ``extras``: whatever else the engine records of these tokens, and of
+    no others (see `policies.extras`).
     """
 
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     cuttable: NDArray[np.bool_]
+    extras: Extras = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Tokens]) -> Tokens:
+        """Consecutive runs as one; at least one. Raises `ValueError` when their extras have different layouts."""
+        ids, logprobs, versions, cuttable = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("ids", "logprobs", "versions", "cuttable")
+        )
+        return cls(ids, logprobs, versions, cuttable, joined_extras([part.extras for part in parts]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Captures: what a coordinator holds of each call, and the only ways in which that changes.
+"""The capture of a call: what its coordinator holds of it, and the only ways in which that changes.
 
 A call's tokens lie in one growing buffer. Its front may be frozen, which is a mark and no copy: tokens that arrive
 meanwhile go behind it. Sealing drops the front, since the plane has it now; rolling back takes the mark away, so the
@@ -12,7 +12,7 @@ Rules:
 4. A delta that makes no sense poisons its call and changes nothing else. A poisoned call is never cut.
 
 Costs: `observe` O(new tokens), amortised; `freeze`, `roll_back` O(1); `seal` O(tokens behind the chunk).
-13 bytes per live token.
+13 bytes per live token, and its extras.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.calls import CallIdentity, Tokens
-from policies.chain import CHUNK_DTYPES, CHUNK_FIELDS, TOKEN_BYTES, Chain, ChainDigest, chunk_place
-from policies.receipts import DURABLE_PREFIX, Acknowledgement
+from policies.chain import CHUNK_DTYPES, Chain, ChainDigest, chunk_place
+from policies.chunks import Frozen
+from policies.extras import Layout, described, extras_fault, layout_of
 
 COMPLETE: Final = frozenset({"stop", "length"})
 """Finish reasons with which a call is whole. Any other end (an engine's "abort") leaves it to be resumed."""
@@ -35,7 +36,8 @@ COMPLETE: Final = frozenset({"stop", "length"})
 _CUTTABLE: Final = "cuttable"
 _DTYPES: Final[Mapping[str, np.dtype[Any]]] = {**CHUNK_DTYPES, _CUTTABLE: np.dtype(bool)}
 _KINDS: Final[Mapping[str, str]] = {"ids": "iu", "logprobs": "f", "versions": "iu", _CUTTABLE: "b"}
-_INT32_MAX: Final = 2**31 - 1
+_EMPTY: Final[Mapping[str, NDArray[Any]]] = {name: np.empty(0, dtype) for name, dtype in _DTYPES.items()}
+INT32_MAX: Final = 2**31 - 1
 
 
 class State(Enum):
@@ -77,33 +79,14 @@ _MOVES: Final[Mapping[tuple[State, Event], State]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frozen:
-    """A chunk to be staged: tokens ``start`` .. ``start + tokens`` of a call, as views of its buffer.
-
-    ``parts[field]`` has the dtype of `CHUNK_DTYPES` and shape (tokens,).
-    """
-
-    identity: CallIdentity
-    start: int
-    parts: Mapping[str, NDArray[Any]]
-
-    @property
-    def tokens(self) -> int:
-        return len(self.parts["ids"])
-
-    @property
-    def nbytes(self) -> int:
-        return self.tokens * TOKEN_BYTES
-
-
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is remembered of a call that ended. ``finish_reason`` is None when it was aborted."""
+    """What is remembered of a call that ended. ``finish_reason`` is None when it was aborted, for ``cause``."""
 
     tokens: int
     digest: str
     finish_reason: str | None
+    cause: str = ""
 
 
 class CallCapture:
@@ -115,6 +98,7 @@ class CallCapture:
         "_cut_at",
         "_digest",
         "_frozen",
+        "_layout",
         "_length",
         "_newest",
         "_next_index",
@@ -126,7 +110,7 @@ class CallCapture:
         "vocab_size",
     )  # fmt: skip
 
-    def __init__(self, identity: CallIdentity, vocab_size: int = _INT32_MAX) -> None:
+    def __init__(self, identity: CallIdentity, vocab_size: int = INT32_MAX) -> None:
         """Ids of ``vocab_size`` or more poison the call."""
         self.identity = identity
         self.state = State.LIVE
@@ -134,13 +118,14 @@ class CallCapture:
         self.finish_reason: str | None = None
         self.cause = ""
         self.vocab_size = vocab_size
-        self._buffer: dict[str, NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in _DTYPES.items()}
+        self._buffer: dict[str, NDArray[Any]] = dict(_EMPTY)
         self._length = 0  # tokens in the buffer, the frozen ones first
         self._cut_at = 0  # how many of them lie before the last place where the text may be cut
         self._frozen: Frozen | None = None
+        self._layout: Layout | None = None  # of its extras, once it has tokens
         self._digest = ChainDigest()
         self._next_index = 0
-        self._newest = -_INT32_MAX
+        self._newest = -INT32_MAX
 
     @property
     def sealed_tokens(self) -> int:
@@ -150,6 +135,16 @@ class CallCapture:
     def live_tokens(self) -> int:
         """Tokens that no sealed chunk holds."""
         return self._length
+
+    @property
+    def cuttable_tokens(self) -> int:
+        """Those of them that a cut could stage now."""
+        return self._cut_at if self.state is State.LIVE else 0
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """Names of the extras of its sealed chunks."""
+        return tuple(extra.name for extra in self._digest.layout)
 
     def digest(self) -> str:
         """The digest of the sealed chain."""
@@ -172,8 +167,10 @@ class CallCapture:
         self.keys = keys
         self._next_index = last[1] + 1
         self._digest = ChainDigest.of(chain)
+        if len(chain):
+            self._expect(self._digest.layout)
         self.finish_reason = finish_reason
-        self._newest = int(chain.versions.max(initial=-_INT32_MAX))
+        self._newest = int(chain.versions.max(initial=-INT32_MAX))
 
     def observe(self, tokens: Tokens) -> None:
         """Take new tokens, or poison the call when they make no sense. What a poisoned call says is ignored."""
@@ -187,9 +184,13 @@ class CallCapture:
         count = len(tokens.ids)
         if not count:
             return
+        if self._layout is None:
+            self._expect(layout_of(tokens.extras))
         self._make_room(count)
-        for name, array in self._buffer.items():
-            array[self._length : self._length + count] = getattr(tokens, name)
+        for name in _DTYPES:
+            self._buffer[name][self._length : self._length + count] = getattr(tokens, name)
+        for name, array in tokens.extras.items():
+            self._buffer[name][self._length : self._length + count] = array
         places = np.flatnonzero(tokens.cuttable)
         if len(places):
             self._cut_at = self._length + int(places[-1]) + 1
@@ -205,13 +206,13 @@ class CallCapture:
         self._cut_at = self._length
         return True
 
-    def freeze(self) -> Frozen | None:
-        """Freeze what may be cut now; None when nothing new may."""
+    def freeze(self) -> Frozen:
+        """Freeze what may be cut now. Raises `ValueError` when nothing may (see `cuttable_tokens`)."""
         if not self._cut_at:
-            return None
+            raise ValueError(f"call {self.identity} has nothing that could be cut now")
         self._move(Event.FREEZE)
-        parts = {name: self._buffer[name][: self._cut_at] for name in CHUNK_FIELDS}
-        self._frozen = Frozen(self.identity, self.sealed_tokens, parts)
+        parts = self._first(self._cut_at)
+        self._frozen = Frozen(self.identity, self.sealed_tokens, parts, self._layout or (), self._digest)
         return self._frozen
 
     def holds(self, frozen: Frozen) -> bool:
@@ -223,12 +224,12 @@ class CallCapture:
         self._next_index += 1
         return self.identity.chunk_key(self._next_index - 1)
 
-    def seal(self, frozen: Frozen, key: str) -> None:
-        """``frozen`` is stored and published under ``key``: it ends the chain now."""
+    def seal(self, frozen: Frozen, key: str, digest: ChainDigest) -> None:
+        """``frozen`` is stored and published under ``key``: it ends the chain now, whose digest is ``digest``."""
         self._require(frozen)
         self._move(Event.SEAL)
         self.keys += (key,)
-        self._digest.update(*(frozen.parts[name] for name in CHUNK_FIELDS))
+        self._digest = digest
         self._drop_front(frozen.tokens)
         self._frozen = None
 
@@ -249,20 +250,24 @@ class CallCapture:
         self._move(Event.FINISH)
         self._frozen = None
         digest = self._digest.copy()
-        digest.update(*(self._buffer[name][: self._length] for name in CHUNK_FIELDS))
+        digest.update(self._first(self._length))
         return Evidence(digest.tokens, digest.hexdigest(), self.finish_reason or reason)
 
-    def abort(self) -> Evidence:
-        """The call is not wanted any more."""
+    def abort(self, cause: str) -> Evidence:
+        """The call is not wanted any more, because of ``cause``."""
         self._move(Event.ABORT)
         self._frozen = None
-        return Evidence(self.sealed_tokens, self.digest(), None)
+        return Evidence(self.sealed_tokens, self.digest(), None, cause)
 
     def poison(self, cause: str) -> None:
         """The call cannot be trusted: it is never cut and has to be generated anew."""
         self._move(Event.POISON)
         self.cause = cause
         self._frozen = None
+
+    def _first(self, count: int) -> dict[str, NDArray[Any]]:
+        """The first tokens of the buffer as a chunk would hold them."""
+        return {name: array[:count] for name, array in self._buffer.items() if name != _CUTTABLE}
 
     def _move(self, event: Event) -> None:
         try:
@@ -276,24 +281,36 @@ class CallCapture:
 
     def _fault(self, tokens: Tokens) -> str | None:
         arrays = {name: np.asarray(getattr(tokens, name)) for name in _DTYPES}
+        ids, versions = arrays["ids"], arrays["versions"]
         for name, array in arrays.items():
             if array.ndim != 1 or array.dtype.kind not in _KINDS[name]:
                 return f"{name} came as {array.dtype} {array.shape}"
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) != 1:
             return f"the parts of a delta disagree in length: {lengths}"
-        ids, versions = arrays["ids"], arrays["versions"]
-        if not len(ids):
-            return None
+        fault = extras_fault(tokens.extras, len(ids))
+        if fault is not None or not len(ids):
+            return fault
         if self.finish_reason is not None:
             return f"{len(ids)} tokens came after it had ended with {self.finish_reason!r}"
         lowest, highest = _range(ids)
         if lowest < 0 or highest >= self.vocab_size:
             return f"token ids {lowest}..{highest} lie outside the vocabulary 0..{self.vocab_size - 1}"
         falls = len(versions) > 1 and bool((versions[1:] < versions[:-1]).any())
-        if falls or versions[0] < self._newest or versions[-1] > _INT32_MAX:
+        if falls or versions[0] < self._newest or versions[-1] > INT32_MAX:
             return f"weight versions decrease or do not fit: {versions.tolist()[:8]} after {self._newest}"
+        if self._layout is not None and (tokens.extras or self._layout):
+            layout = layout_of(tokens.extras)
+            if layout != self._layout:
+                return f"its extras changed from {described(self._layout)} to {described(layout)}"
         return None
+
+    def _expect(self, layout: Layout) -> None:
+        """The call's extras have this layout from now on; it has no token in its buffer yet."""
+        self._layout = layout
+        capacity = len(self._buffer["ids"])
+        for extra in layout:
+            self._buffer[extra.name] = np.empty((capacity, *extra.shape), extra.dtype)
 
     def _make_room(self, count: int) -> None:
         needed = self._length + count
@@ -301,109 +318,23 @@ class CallCapture:
             return
         capacity = max(64, 2 * needed)
         for name, old in self._buffer.items():
-            self._buffer[name] = np.empty(capacity, old.dtype)
+            self._buffer[name] = np.empty((capacity, *old.shape[1:]), old.dtype)
             self._buffer[name][: self._length] = old[: self._length]
 
     def _drop_front(self, count: int) -> None:
         """A new buffer holds what stays: the old one may still be read by whoever was handed the chunk."""
         for name, old in self._buffer.items():
-            self._buffer[name] = old[count : self._length].copy()
+            self._buffer[name] = old[count : self._length].copy() if count < self._length else _none_of(name, old)
         self._length -= count
         self._cut_at -= count
+
+
+def _none_of(name: str, like: NDArray[Any]) -> NDArray[Any]:
+    """No tokens. Arrays of its own would be most of what sealing a call costs, and nobody writes into an empty one."""
+    empty = _EMPTY.get(name)
+    return np.empty((0, *like.shape[1:]), like.dtype) if empty is None else empty
 
 
 def _range(ids: NDArray[Any]) -> tuple[int, int]:
     """Least and greatest id; nearly always there is one only, and then no reduction is worth its overhead."""
     return (int(ids[0]), int(ids[0])) if len(ids) == 1 else (int(ids.min()), int(ids.max()))
-
-
-class CaptureTable:
-    """All calls of a coordinator, and for the last ``remembered`` that ended, what they ended as."""
-
-    def __init__(self, remembered: int = 65_536) -> None:
-        self._vocab_size, self._remembered = _INT32_MAX, remembered
-        self._active: dict[CallIdentity, CallCapture] = {}
-        self._ended: dict[CallIdentity, Evidence] = {}
-        self._by_call_id: dict[str, dict[CallIdentity, None]] = {}
-
-    def __len__(self) -> int:
-        """Calls that have not ended."""
-        return len(self._active)
-
-    def expect_vocabulary(self, size: int) -> None:
-        """Ids of ``size`` or more poison their call from now on."""
-        self._vocab_size = size
-        for capture in self._active.values():
-            capture.vocab_size = size
-
-    def active(self) -> tuple[CallIdentity, ...]:
-        """Calls that have not ended, in the order in which they came."""
-        return tuple(self._active)
-
-    def captures(self) -> tuple[CallCapture, ...]:
-        return tuple(self._active.values())
-
-    def get(self, identity: CallIdentity) -> CallCapture | None:
-        return self._active.get(identity)
-
-    def ended(self, identity: CallIdentity) -> Evidence | None:
-        return self._ended.get(identity)
-
-    def others(self, identity: CallIdentity) -> tuple[CallIdentity, ...]:
-        """Known calls of the same call id that are another rollout's or another attempt."""
-        return tuple(other for other in self._by_call_id.get(identity.call_id, ()) if other != identity)
-
-    def earlier_attempts(self, identity: CallIdentity) -> tuple[CallIdentity, ...]:
-        """Active attempts of the same call before this one."""
-        return tuple(
-            other
-            for other in self.others(identity)
-            if other in self._active and other.rollout_id == identity.rollout_id and other.attempt < identity.attempt
-        )
-
-    def add(self, identity: CallIdentity) -> CallCapture:
-        """A new call. Raises `ValueError` when this identity is known already."""
-        if identity in self._active or identity in self._ended:
-            raise ValueError(f"call {identity} is known already; a retry or takeover has the next attempt")
-        capture = self._active[identity] = CallCapture(identity, self._vocab_size)
-        self._by_call_id.setdefault(identity.call_id, {})[identity] = None
-        return capture
-
-    def finish(self, identity: CallIdentity, reason: str) -> tuple[str, ...]:
-        """The call ended and is stored elsewhere. Returns the chunk keys that nobody needs any more (none when the
-        call is not active)."""
-        capture = self._active.get(identity)
-        return () if capture is None else self._retire(capture, capture.finish(reason))
-
-    def abort(self, identity: CallIdentity) -> tuple[str, ...]:
-        """The call is not wanted any more. Returns the chunk keys that nobody needs any more."""
-        capture = self._active.get(identity)
-        return () if capture is None else self._retire(capture, capture.abort())
-
-    def _retire(self, capture: CallCapture, evidence: Evidence) -> tuple[str, ...]:
-        del self._active[capture.identity]
-        self._ended[capture.identity] = evidence
-        if len(self._ended) > self._remembered:
-            self._forget(next(iter(self._ended)))
-        return capture.keys
-
-    def _forget(self, identity: CallIdentity) -> None:
-        del self._ended[identity]
-        siblings = self._by_call_id[identity.call_id]
-        del siblings[identity]
-        if not siblings:
-            del self._by_call_id[identity.call_id]
-
-
-def sealed_prefix(capture: CallCapture) -> Acknowledgement:
-    """The acknowledgement of a call by its sealed chain. It is whole when nothing of the call lies outside it."""
-    whole = capture.finish_reason if capture.live_tokens == 0 else None
-    return Acknowledgement(
-        identity=capture.identity,
-        disposition=DURABLE_PREFIX,
-        keys=capture.keys,
-        tokens=capture.sealed_tokens,
-        digest=capture.digest(),
-        finish_reason=whole,
-        cause=capture.cause,
-    )

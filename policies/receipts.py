@@ -38,13 +38,12 @@ class Inventory:
     @classmethod
     def of(cls, checkpoint_id: str, calls: Iterable[CallIdentity]) -> Inventory:
         ordered = tuple(calls)
-        state = xxhash.xxh3_128()
+        parts: list[bytes] = []
         for call in ordered:
             for part in (call.rollout_id, call.call_id, str(call.attempt)):
                 encoded = part.encode()
-                state.update(len(encoded).to_bytes(8, "little"))
-                state.update(encoded)
-        return cls(checkpoint_id, ordered, state.hexdigest())
+                parts += (len(encoded).to_bytes(8, "little"), encoded)
+        return cls(checkpoint_id, ordered, xxhash.xxh3_128_hexdigest(b"".join(parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,8 @@ class Acknowledgement:
     ``disposition`` is ``durable_prefix`` or ``durable_failure``. For a prefix: ``keys`` is its whole chain in order,
     ``tokens`` the number of tokens in it, ``digest`` the digest of the chain (see `policies.chain`), ``finish_reason``
     is set when the call had already ended by itself (a terminal completion); if its finished row had been stored as
-    well, that row holds it and ``keys`` is empty. For a failure: ``reason``, and ``cause``
-    says in words what was found.
+    well, that row holds it and ``keys`` is empty. ``extras`` are the names of the fields that its chunks have beside
+    those of every chunk. For a failure: ``reason``, and ``cause`` says in words what was found.
     """
 
     identity: CallIdentity
@@ -66,6 +65,7 @@ class Acknowledgement:
     finish_reason: str | None = None
     reason: str | None = None
     cause: str = ""
+    extras: tuple[str, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -77,6 +77,7 @@ class Acknowledgement:
             "finish_reason": self.finish_reason,
             "reason": self.reason,
             "cause": self.cause,
+            "extras": list(self.extras),
         }
 
     @classmethod
@@ -90,12 +91,28 @@ class Acknowledgement:
             finish_reason=plain["finish_reason"],
             reason=plain["reason"],
             cause=str(plain["cause"]),
+            extras=tuple(str(name) for name in plain["extras"]),
         )
+
+
+def failure(identity: CallIdentity, reason: str, cause: str) -> Acknowledgement:
+    return Acknowledgement(identity, DURABLE_FAILURE, reason=reason, cause=cause)
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The complete answer to a cut. ``numbers`` are its measurements (puts, rows, tokens, bytes, seconds by phase)."""
+    """The complete answer to a cut. ``numbers`` are its measurements.
+
+    Counts: ``calls``, by disposition (``durable_prefix``, ``durable_failure``) and reason (``failed_<reason>``),
+    ``terminal`` ones among the prefixes; ``puts``, ``rows``, ``tokens`` and ``bytes`` that were sealed,
+    ``largest_put_bytes``, ``rows_retried``, ``clears_failed``, ``puts_in_doubt``.
+    Seconds: ``wall_s``; ``freeze_s`` (freezing, batching and whatever else is no sealing), ``pack_s``, ``write_s``
+    (from the first PUT to the last answer), ``seal_s``; ``longest_frozen_s``, the longest time for which the cut kept
+    any call from taking new tokens; ``longest_unsealed_s``, the longest from the freezing of a call to its sealing or
+    roll back, during which it decodes on.
+    Rates: ``decode_before_per_s`` and ``decode_during_per_s``, tokens a second that engines delivered, left out when no
+    step ended in that time.
+    """
 
     checkpoint_id: str
     inventory_digest: str
@@ -121,23 +138,46 @@ class Receipt:
 
 
 def merged_numbers(receipts: Iterable[Receipt]) -> dict[str, float]:
-    """The measurements of several coordinators' receipts of one cut: counts add up; of times and of largest sizes,
-    which pass side by side, the greatest counts."""
+    """The measurements of several coordinators' receipts of one cut: counts and rates add up; of times and of largest
+    sizes, which pass side by side, the greatest counts."""
     merged: dict[str, float] = {}
     for receipt in receipts:
         for name, value in receipt.numbers.items():
-            beside = name.endswith("_s") or name.startswith("largest_")
+            beside = (name.endswith("_s") and not name.endswith("_per_s")) or name.startswith("largest_")
             merged[name] = max(merged.get(name, 0.0), value) if beside else merged.get(name, 0.0) + value
     return merged
+
+
+class ReceiptCache:
+    """Receipts by their question, (checkpoint id, inventory digest). The oldest go when together they hold more than
+    ``capacity`` acknowledgements; the newest always stays."""
+
+    def __init__(self, capacity: int = 131_072) -> None:
+        self._capacity, self._size = capacity, 0
+        self._receipts: dict[tuple[str, str], Receipt] = {}
+
+    def __len__(self) -> int:
+        return len(self._receipts)
+
+    def get(self, inventory: Inventory) -> Receipt | None:
+        return self._receipts.get((inventory.checkpoint_id, inventory.digest))
+
+    def add(self, receipt: Receipt) -> None:
+        """Keep the answer to a question that is not in here."""
+        self._receipts[receipt.checkpoint_id, receipt.inventory_digest] = receipt
+        self._size += len(receipt.acknowledgements)
+        while self._size > self._capacity and len(self._receipts) > 1:
+            oldest = self._receipts.pop(next(iter(self._receipts)))
+            self._size -= len(oldest.acknowledgements)
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """What a restart hands to an engine: who the call is, where its chain lies, and what is left of its limits.
 
-    ``request.identity`` is the identity of the new attempt. ``keys``, ``tokens`` and ``digest`` are those of the
-    acknowledgement; a call that was acknowledged as a failure has an empty chain and is regenerated from its prompt.
-    The limits of ``request`` are those of the whole call; generated tokens in the prefix count against them.
+    ``request.identity`` is the identity of the new attempt. ``keys``, ``tokens``, ``digest`` and ``extras`` are those
+    of the acknowledgement; a call that was acknowledged as a failure has an empty chain and is regenerated from its
+    prompt. The limits of ``request`` are those of the whole call; generated tokens in the prefix count against them.
     ``finish_reason`` is set when the chain is the whole call, which then needs no engine any more.
     """
 
@@ -146,6 +186,7 @@ class Continuation:
     tokens: int
     digest: str
     finish_reason: str | None = None
+    extras: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, acknowledgement: Acknowledgement, request: GenerationRequest) -> Continuation:
@@ -165,11 +206,17 @@ class Continuation:
             acknowledgement.tokens,
             acknowledgement.digest,
             acknowledgement.finish_reason,
+            acknowledgement.extras,
         )
 
     @property
     def remaining_max_tokens(self) -> int:
         return max(0, self.request.max_tokens - self.tokens)
+
+    @property
+    def remaining_min_tokens(self) -> int:
+        """Never more than `remaining_max_tokens`, since a request's minimum is not above its maximum."""
+        return max(0, self.request.min_tokens - self.tokens)
 
     @property
     def whole_reason(self) -> str | None:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from policies.calls import CallIdentity, Tokens
-from policies.capture import CallCapture, CaptureTable, Frozen, State
+from policies.capture import CallCapture, State
 from policies.chain import CHUNK_FIELDS, Chain, ChainDigest
+from policies.chunks import Frozen
 from tests.generated_tokens import chain, tokens
 
 CALL = CallIdentity("r0", "c0")
@@ -22,19 +22,20 @@ class OneCall(RuleBasedStateMachine):
     """Sealed chunks and the next chunk, joined, are a prefix of exactly what the engine produced (invariant 7), and end
     only where the text may be cut (invariant 8)."""
 
-    @initialize(adopted=st.integers(0, 5))
-    def start(self, adopted: int) -> None:
+    @initialize(adopted=st.integers(0, 5), layers=st.integers(0, 2))
+    def start(self, adopted: int, layers: int) -> None:
+        self.layers = layers
         self.capture = CallCapture(CALL.next_attempt())
         self.flags = [True] * adopted
         self.sealed = list(range(adopted))
         self.frozen: Frozen | None = None
         if adopted:
-            self.capture.adopt((CALL.chunk_key(0), CALL.chunk_key(2)), chain(adopted))
+            self.capture.adopt((CALL.chunk_key(0), CALL.chunk_key(2)), chain(adopted, layers=layers))
 
     @precondition(lambda self: self.capture.finish_reason is None)
     @rule(flags=st.lists(st.booleans(), max_size=100))
     def observe(self, flags: list[bool]) -> None:
-        self.capture.observe(tokens(len(self.flags), len(flags), cuttable=flags))
+        self.capture.observe(tokens(len(self.flags), len(flags), cuttable=flags, layers=self.layers))
         self.flags += flags
 
     @rule()
@@ -44,7 +45,7 @@ class OneCall(RuleBasedStateMachine):
     @precondition(lambda self: self.frozen is None)
     @rule()
     def freeze(self) -> None:
-        self.frozen = self.capture.freeze()
+        self.frozen = self.capture.freeze() if self.capture.cuttable_tokens else None
         end = len(self.sealed) + (self.frozen.tokens if self.frozen else 0)
         cuttable = [i + 1 for i, flag in enumerate(self.flags) if flag and i >= len(self.sealed)]
         whole = self.capture.finish_reason is not None
@@ -56,7 +57,9 @@ class OneCall(RuleBasedStateMachine):
     def seal(self) -> None:
         assert self.frozen is not None
         self.sealed += self.frozen.parts["ids"].tolist()
-        self.capture.seal(self.frozen, self.capture.new_key())
+        if self.layers:
+            assert self.frozen.parts["routes"][:, -1, 1].tolist() == self.frozen.parts["ids"].tolist()
+        self.capture.seal(self.frozen, self.capture.new_key(), self.frozen.digest())
         self.frozen = None
 
     @precondition(lambda self: self.frozen is not None)
@@ -70,7 +73,7 @@ class OneCall(RuleBasedStateMachine):
     def nothing_lost_or_doubled(self) -> None:
         assert self.sealed == list(range(len(self.sealed)))
         assert self.capture.sealed_tokens + self.capture.live_tokens == len(self.flags)
-        assert self.capture.digest() == ChainDigest.of(chain(len(self.sealed))).hexdigest()
+        assert self.capture.digest() == ChainDigest.of(chain(len(self.sealed), layers=self.layers)).hexdigest()
         assert len(set(self.capture.keys)) == len(self.capture.keys)
 
     def teardown(self) -> None:
@@ -79,7 +82,7 @@ class OneCall(RuleBasedStateMachine):
         if self.frozen is not None:
             self.capture.roll_back(self.frozen)
         evidence = self.capture.finish("stop")
-        whole = chain(len(self.flags))
+        whole = chain(len(self.flags), layers=self.layers)
         assert (evidence.tokens, evidence.digest) == (len(self.flags), ChainDigest.of(whole).hexdigest())
 
 
@@ -96,6 +99,12 @@ def bad_deltas() -> dict[str, Tokens]:
         "ids that are no integers": replace(good, ids=np.zeros(3, np.float32)),
         "two dimensions": replace(good, ids=np.zeros((3, 1), np.int32)),
         "versions decrease": replace(good, versions=np.array([1, 1, 0], np.int32)),
+        "routes of the whole call": replace(good, extras={"routes": np.zeros((5, 2, 2), np.int16)}),
+        "routes without the last token's": replace(good, extras={"routes": np.zeros((2, 2, 2), np.int16)}),
+        "routes from now on": replace(good, extras={"routes": np.zeros((3, 2, 2), np.int16)}),
+        "an extra of objects": replace(good, extras={"routes": np.array([None] * 3)}),
+        "an extra without a token dimension": replace(good, extras={"routes": np.array(3)}),
+        "an extra named like a field": replace(good, extras={"ids": np.zeros(3, np.int32)}),
     }
 
 
@@ -111,6 +120,15 @@ def test_a_delta_that_makes_no_sense_poisons_its_call(name: str, frozen: bool) -
     capture.observe(tokens(2, 2))
     with pytest.raises(ValueError, match="cannot freeze"):
         capture.freeze()
+
+
+def test_a_call_with_nothing_cuttable_is_not_frozen() -> None:
+    capture = CallCapture(CALL)
+    capture.observe(tokens(0, 2, cuttable=False))
+    assert capture.cuttable_tokens == 0
+    with pytest.raises(ValueError, match="nothing that could be cut"):
+        capture.freeze()
+    assert capture.state is State.LIVE
 
 
 def test_tokens_after_the_end_poison() -> None:
@@ -130,19 +148,17 @@ def test_an_odd_end_is_no_completion(reason: str) -> None:
     capture.observe(tokens(0, 2, cuttable=[True, False]))
     assert not capture.end(reason)
     assert capture.finish_reason is None and capture.cause
-    frozen = capture.freeze()
-    assert frozen is not None and frozen.tokens == 1
+    assert capture.freeze().tokens == 1
 
 
 def test_what_was_handed_out_does_not_change_when_more_is_generated() -> None:
     capture = CallCapture(CALL)
     capture.observe(tokens(0, 3))
     frozen = capture.freeze()
-    assert frozen is not None
     for place in range(3, 500):
         capture.observe(tokens(place, 1))
     assert frozen.parts["ids"].tolist() == [0, 1, 2]
-    capture.seal(frozen, capture.new_key())
+    capture.seal(frozen, capture.new_key(), frozen.digest())
     assert frozen.parts["ids"].tolist() == [0, 1, 2]
 
 
@@ -162,16 +178,44 @@ def test_a_chunk_is_sealed_once_and_only_while_it_is_frozen() -> None:
     capture = CallCapture(CALL)
     capture.observe(tokens(0, 3))
     first = capture.freeze()
-    assert first is not None
     capture.roll_back(first)
     again = capture.freeze()
-    assert again is not None
-    for stale in (first, Frozen(CALL, 0, {name: np.zeros(3, np.int32) for name in CHUNK_FIELDS})):
+    for stale in (first, Frozen(CALL, 0, again.parts, (), ChainDigest())):
         with pytest.raises(ValueError, match="not frozen with the chunk"):
-            capture.seal(stale, "k")
-    capture.seal(again, capture.new_key())
+            capture.seal(stale, "k", stale.digest())
+    capture.seal(again, capture.new_key(), again.digest())
     with pytest.raises(ValueError, match="not frozen with the chunk"):
-        capture.seal(again, "k")
+        capture.seal(again, "k", again.digest())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(2, 0), (0, 2), (2, 3)], ids=["routes are gone", "routes are new", "another model"]
+)
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_call_whose_extras_change_is_poisoned(before: int, after: int, adopted: bool) -> None:
+    capture = CallCapture(CALL.next_attempt())
+    if adopted:
+        capture.adopt((CALL.chunk_key(0),), chain(3, layers=before))
+    else:
+        capture.observe(tokens(0, 3, layers=before))
+    capture.observe(tokens(3, 1, layers=after))
+    assert capture.state is State.POISONED and "extras changed" in capture.cause
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "bool"])
+@pytest.mark.parametrize("trailing", [(), (8,), (48, 8), (2, 3, 4), (0,)])
+def test_extras_may_have_any_trailing_shape(dtype: str, trailing: tuple[int, ...]) -> None:
+    capture = CallCapture(CALL)
+    made = np.arange(7 * max(1, int(np.prod(trailing)))).astype(dtype)
+    made = np.resize(made, (7, *trailing))
+    for start, count in ((0, 3), (3, 0), (3, 4)):
+        run = tokens(start, count)
+        capture.observe(replace(run, extras={"x": made[start : start + count]}))
+    frozen = capture.freeze()
+    assert frozen.parts["x"].dtype == dtype and np.array_equal(frozen.parts["x"], made)
+    assert frozen.nbytes == sum(array.nbytes for array in frozen.parts.values())
+    capture.seal(frozen, capture.new_key(), frozen.digest())
+    assert capture.extras == ("x",)
 
 
 def test_an_adopted_chain_with_a_newer_version_than_the_next_token_poisons() -> None:
@@ -179,16 +223,3 @@ def test_an_adopted_chain_with_a_newer_version_than_the_next_token_poisons() -> 
     capture.adopt((CALL.chunk_key(0),), Chain(*(getattr(chain(3, version=4), name) for name in CHUNK_FIELDS)))
     capture.observe(tokens(3, 1, version=3))
     assert capture.state is State.POISONED
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), unique=True, max_size=12))
-def test_the_table_remembers_a_bounded_number_of_ended_calls(names: list[tuple[int, int, int]]) -> None:
-    table = CaptureTable(remembered=3)
-    identities = [CallIdentity(f"r{r}", f"c{c}", a) for r, c, a in names]
-    for identity in identities:
-        table.add(identity).observe(tokens(0, 2))
-        table.finish(identity, "stop")
-        assert table.finish(identity, "stop") == ()
-    assert [i for i in identities if table.ended(i) is not None] == identities[-3:]
-    for identity in identities[-3:]:
-        assert set(table.others(identity)) == {i for i in identities[-3:] if i.call_id == identity.call_id} - {identity}

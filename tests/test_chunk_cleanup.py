@@ -1,112 +1,139 @@
-"""Background clearing: nothing is forgotten, a fence holds, and failures are counted."""
+"""The shell of background clearing: it waits for what it has to wait for, and says what failed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from actors import chunk_cleanup
-from actors.chunk_cleanup import ATTEMPTS, ChunkCleanup
+from actors.chunk_cleanup import ChunkCleanup
 from actors.plane_protocol import STAGING
+from policies.cleanup import CleanupLimits
+from policies.errors import CleanupFailed, Refused
 from tests.fake_plane import FakePlane
 
-
-@pytest.fixture(autouse=True, scope="module")
-def retries_at_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk_cleanup, "RETRY_AFTER_S", 0.0)
-        yield
+QUICK = CleanupLimits(attempts=3, retry_after_s=0.0, looks_after_s=(0.0, 0.0))
 
 
-def cleanup(plane: FakePlane) -> ChunkCleanup:
-    return ChunkCleanup(plane, STAGING)
+def cleanup(plane: FakePlane, limits: CleanupLimits = QUICK) -> ChunkCleanup:
+    return ChunkCleanup(plane, STAGING, time.monotonic, limits)
 
 
-@given(st.lists(st.integers(0, 5), max_size=8), st.lists(st.sampled_from(("ok", "fail")), max_size=12))
-@settings(max_examples=40)
-def test_every_key_is_cleared_or_given_up_and_counted(sizes: list[int], script: list[str]) -> None:
-    async def scenario() -> None:
-        plane = FakePlane(clears=script)
-        background = cleanup(plane)
-        keys = [f"k{i}_{j}" for i, size in enumerate(sizes) for j in range(size)]
-        plane.rows = {key: {} for key in keys}
-        for i, size in enumerate(sizes):
-            await background.schedule([f"k{i}_{j}" for j in range(size)])
-            await asyncio.sleep(0)
-        await background.drain()
-        counts = background.statistics()
-        assert counts["cleanup_cleared"] + counts["cleanup_given_up"] == len(keys)
-        assert len(plane.rows) == counts["cleanup_given_up"] and counts["cleanup_waiting"] == 0
-        assert counts["cleanup_failures"] <= script.count("fail")
-
-    asyncio.run(scenario())
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
-async def test_a_clear_that_keeps_failing_is_given_up() -> None:
-    plane = FakePlane(clears=["fail"] * 50)
-    background = cleanup(plane)
-    background.add(["a"])
-    await background.drain()
-    assert len(plane.clear_keys) == ATTEMPTS
-    assert background.statistics()["cleanup_given_up"] == 1
-
-
-async def test_during_a_pause_no_row_goes() -> None:
-    plane = FakePlane(clears=["ok"])
+async def test_during_a_pause_no_chunk_goes() -> None:
+    plane = FakePlane()
     plane.rows = {"a": {}, "b": {}}
     background = cleanup(plane)
-    background.add(["a"])
+    background.unneed(["a"])
     await asyncio.sleep(0)
-    await background.pause()
+    await background.pause(1)
     assert set(plane.rows) == {"b"}, "the pause was granted while a clear was under way"
     await background.schedule(["b"])
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns()
     assert set(plane.rows) == {"b"}
-    background.resume()
+    background.resume(1)
     await background.drain()
     assert plane.rows == {}
 
 
-async def test_whoever_schedules_waits_while_the_queue_is_over_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_cleanup, "CAPACITY_KEYS", 2)
-    plane = FakePlane(clears=["hang"])
+async def test_the_late_pause_of_a_checkpoint_that_was_given_up_is_refused() -> None:
+    plane = FakePlane()
+    plane.rows = {"a": {}}
     background = cleanup(plane)
+    background.resume(4)
+    with pytest.raises(Refused, match="epoch 4 was resumed"):
+        await background.pause(4)
+    background.unneed(["a"])
+    await background.drain()
+    assert plane.rows == {}
+
+
+async def test_a_pause_that_is_over_before_it_was_granted_is_refused() -> None:
+    background = cleanup(plane := FakePlane(clears=["hang"]))
+    background.unneed(["a"])
+    await asyncio.sleep(0)
+    pausing = asyncio.ensure_future(background.pause(1))
+    await turns()
+    background.resume(1)
+    plane.gate.set()
+    with pytest.raises(Refused):
+        await pausing
+
+
+async def test_whoever_schedules_waits_while_the_queue_is_over_its_bound() -> None:
+    plane = FakePlane(clears=["hang"])
+    background = cleanup(plane, CleanupLimits(capacity_keys=2))
     await background.schedule(["a"])
     await asyncio.sleep(0)
     await background.schedule(["b", "c"])
     held = asyncio.ensure_future(background.schedule(["d"]))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns()
     assert not held.done()
     plane.gate.set()
     await held
 
 
-async def test_a_pause_lets_those_go_who_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_cleanup, "CAPACITY_KEYS", 1)
-    background = cleanup(FakePlane(clears=["hang"]))
-    background.add(["a"])
+async def test_a_pause_lets_those_go_who_wait_for_room() -> None:
+    plane = FakePlane(clears=["hang"])
+    background = cleanup(plane, CleanupLimits(capacity_keys=1))
+    background.unneed(["a"])
     await asyncio.sleep(0)
     held = asyncio.ensure_future(background.schedule(["b", "c"]))
     await asyncio.sleep(0)
-    pausing = asyncio.ensure_future(background.pause())
+    pausing = asyncio.ensure_future(background.pause(1))
     await held
     assert not pausing.done()
-    pausing.cancel()
+    plane.gate.set()
+    await pausing
 
 
-async def test_close_tries_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_stays_behind_is_told_once() -> None:
+    plane = FakePlane(clears=["fail"] * 3)
+    plane.rows = {"a": {}}
+    background = cleanup(plane)
+    background.unneed(["a"])
+    with pytest.raises(CleanupFailed, match=r"1 rows stay behind.*did not answer"):
+        await background.drain()
+    await background.drain()
+    assert len(plane.clear_keys) == 3 and background.statistics()["cleanup_given_up"] == 1
+
+
+async def test_rows_that_appear_late_are_looked_for() -> None:
+    plane = FakePlane(clears=["ok", "hang"])
+    background = cleanup(plane)
+    background.discard(("a",), in_doubt=True)
+    while len(plane.clear_keys) < 2:
+        await asyncio.sleep(0)
+    plane.rows = {"a": {}}
+    plane.gate.set()
+    while plane.rows:
+        await asyncio.sleep(0)
+    await turns()
+    assert background.statistics()["cleanup_cleared"] == 1
+
+
+async def test_a_clear_that_is_cancelled_is_tried_again() -> None:
+    plane = FakePlane(clears=["hang"])
+    plane.rows = {"a": {}}
+    background = cleanup(plane)
+    background.unneed(["a"])
+    await turns()
+    assert background._task is not None
+    background._task.cancel()
+    await background.drain()
+    assert plane.rows == {}
+
+
+async def test_close_tries_once_and_ends() -> None:
     plane = FakePlane(clears=["fail", "fail"])
     plane.rows = {"a": {}}
-    monkeypatch.setattr(chunk_cleanup, "RETRY_AFTER_S", 3600.0)
-    background = cleanup(plane)
-    background.add(["a"])
-    for _ in range(10):
-        await asyncio.sleep(0)
+    background = cleanup(plane, CleanupLimits(retry_after_s=3600.0))
+    background.unneed(["a"])
+    await turns()
     await background.close()
     assert background.statistics()["cleanup_given_up"] == 1

@@ -15,10 +15,12 @@ from policies.receipts import (
     Continuation,
     Inventory,
     Receipt,
+    ReceiptCache,
+    failure,
     merged_numbers,
 )
 
-ids = st.text(st.characters(exclude_characters="/@#"), min_size=1, max_size=8)
+ids = st.text(st.characters(exclude_characters="/@#", codec="utf-8"), min_size=1, max_size=8)
 identities = st.builds(CallIdentity, ids, ids, st.integers(0, 9))
 
 
@@ -35,16 +37,18 @@ def test_two_calls_never_share_a_key(one: CallIdentity, other: CallIdentity) -> 
     assert (one.row_key == other.row_key) == same_call
 
 
-@pytest.mark.parametrize("parts", [("a/b", "c", 0), ("a", "b@c", 0), ("a", "#", 0), ("", "c", 0), ("a", "b", -1)])
-def test_ids_that_would_make_a_key_ambiguous_are_refused(parts: tuple[str, str, int]) -> None:
-    with pytest.raises(ValueError, match=r"must not be empty|begins at 0"):
+@pytest.mark.parametrize(
+    "parts", [("a/b", "c", 0), ("a", "b@c", 0), ("a", "#", 0), ("", "c", 0), ("a", "b", -1), ("a", "\ud800", 0)]
+)
+def test_ids_that_make_no_key_are_refused(parts: tuple[str, str, int]) -> None:
+    with pytest.raises(ValueError, match=r"must not be empty|begins at 0|UTF-8"):
         CallIdentity(*parts)
 
 
 @given(st.lists(identities, max_size=4, unique=True), st.data())
 def test_receipts_survive_msgpack(calls: list[CallIdentity], data: st.DataObject) -> None:
     acknowledgements = tuple(
-        Acknowledgement(call, DURABLE_PREFIX, (call.chunk_key(0),), data.draw(st.integers(1, 99)), "d")
+        Acknowledgement(call, DURABLE_PREFIX, (call.chunk_key(0),), data.draw(st.integers(1, 99)), "d", extras=("x",))
         if data.draw(st.booleans())
         else Acknowledgement(call, DURABLE_FAILURE, reason="no_tokens", cause="not started")
         for call in calls
@@ -81,9 +85,25 @@ def test_an_acknowledgement_of_another_call_or_of_a_stored_row_is_no_continuatio
 
 def test_numbers_of_one_cut_at_several_coordinators() -> None:
     receipts = [
-        Receipt("k", "d", (), {"puts": 1.0, "write_s": 0.5, "largest_put_bytes": 10.0}),
-        Receipt("k", "d", (), {"puts": 2.0, "write_s": 0.2, "largest_put_bytes": 30.0, "failed_no_tokens": 1.0}),
+        Receipt("k", "d", (), {"puts": 1.0, "write_s": 0.5, "largest_put_bytes": 10.0, "decode_before_per_s": 5.0}),
+        Receipt("k", "d", (), {"puts": 2.0, "write_s": 0.2, "largest_put_bytes": 30.0, "decode_before_per_s": 6.0}),
+        Receipt("k", "d", (), {"failed_no_tokens": 1.0}),
     ]
     assert merged_numbers(receipts) == {
-        "puts": 3.0, "write_s": 0.5, "largest_put_bytes": 30.0, "failed_no_tokens": 1.0,
+        "puts": 3.0, "write_s": 0.5, "largest_put_bytes": 30.0, "failed_no_tokens": 1.0, "decode_before_per_s": 11.0,
     }  # fmt: skip
+
+
+@given(st.lists(st.integers(0, 5), max_size=12), st.integers(0, 8))
+def test_receipts_are_kept_up_to_a_number_of_acknowledgements(sizes: list[int], capacity: int) -> None:
+    cache, inventories = ReceiptCache(capacity), []
+    for number, size in enumerate(sizes):
+        calls = tuple(CallIdentity("r", f"c{i}") for i in range(size))
+        inventories.append(Inventory.of(f"k{number}", calls))
+        answers = tuple(failure(call, "no_tokens", "not started") for call in calls)
+        cache.add(Receipt(f"k{number}", inventories[-1].digest, answers))
+    kept = [size for size, inventory in zip(sizes, inventories, strict=True) if cache.get(inventory) is not None]
+    assert kept == sizes[len(sizes) - len(kept) :], "the newest stay"
+    assert len(kept) == len(cache) and (sum(kept) <= capacity or len(kept) == 1)
+    more = sizes[len(sizes) - len(kept) - 1 :]
+    assert len(kept) == len(sizes) or sum(more) > capacity, "no receipt goes while there is room"

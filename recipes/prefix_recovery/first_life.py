@@ -23,6 +23,8 @@ from recipes.prefix_recovery.plan import Plan
 
 REFERENCE_ROLLOUT = "reference"
 ROLLOUT = "r0"
+EPOCH = 1
+"""Of the one checkpoint that this life writes."""
 
 
 class NothingToCut(RegraftError):
@@ -76,14 +78,14 @@ class _Cutting:
     async def cut_and_save(self) -> None:
         plan = self._job.plan
         for leader in self._job.leaders:
-            await leader.coordinator.pause_cleanup.remote()
+            await leader.coordinator.pause_cleanup.remote(EPOCH)
         receipts: list[Receipt] = []
         for number in range(plan.cuts):
             await self._reach(plan.cut_after + number * plan.cut_gap)
             receipts = await self._cut(number)
         await self._save(receipts)
         for leader in self._job.leaders:
-            await leader.coordinator.resume_cleanup.remote()
+            await leader.coordinator.resume_cleanup.remote(EPOCH)
 
     def _active(self) -> list[CallIdentity]:
         return [r.identity for r in self._requests if r.identity not in self._finished]
