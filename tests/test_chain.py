@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -45,7 +46,7 @@ cut_points = st.lists(st.integers(0, 20), max_size=5)
 def test_a_digest_does_not_depend_on_the_split(cuts: list[int]) -> None:
     digest = ChainDigest()
     for part in split(chain(20), cuts):
-        digest.update(*(part[name] for name in CHUNK_FIELDS))
+        digest.update(part)
     assert (digest.hexdigest(), digest.tokens) == (ChainDigest.of(chain(20)).hexdigest(), 20)
 
 
@@ -59,7 +60,7 @@ def test_a_digest_covers_every_value_of_every_field(name: str, place: int) -> No
 def test_a_copy_goes_on_from_there_on_its_own() -> None:
     first = ChainDigest.of(chain(5))
     twin = first.copy()
-    twin.update(*(getattr(chain(3), name) for name in CHUNK_FIELDS))
+    twin.update({name: getattr(chain(3), name) for name in CHUNK_FIELDS})
     assert first.hexdigest() == ChainDigest.of(chain(5)).hexdigest() != twin.hexdigest()
 
 
@@ -117,3 +118,48 @@ def test_every_other_disagreement_has_its_reason() -> None:
     newer = chain(4, version=6)
     assert refused(verify_chain(continuation(newer, 2), split(newer, [2]), 5)) == chains.VERSION_TOO_NEW
     assert isinstance(verify_chain(continuation(newer, 2), split(newer, [2]), 6), Chain)
+
+
+def routed(whole: Chain, cuts: list[int]) -> tuple[Continuation, list[Chunk]]:
+    chunks = split(whole, cuts)
+    for chunk, first in zip(chunks, [0, *sorted(cuts)], strict=True):
+        chunk["routes"] = whole.extras["routes"][first : first + len(chunk["ids"])]
+    return dataclasses.replace(continuation(whole, len(chunks)), extras=("routes",)), chunks
+
+
+@given(cut_points)
+def test_extras_are_joined_however_they_were_split(cuts: list[int]) -> None:
+    asked, chunks = routed(chain(20, layers=3), cuts)
+    whole = verify_chain(asked, chunks, 0)
+    assert isinstance(whole, Chain)
+    assert whole.extras["routes"].tobytes() == chain(20, layers=3).extras["routes"].tobytes()
+
+
+@given(st.integers(0, 19), st.integers(0, 2), st.integers(0, 1))
+def test_one_changed_value_of_an_extra_is_refused(place: int, layer: int, expert: int) -> None:
+    asked, chunks = routed(chain(20, layers=3), [])
+    chunks[0]["routes"][place, layer, expert] ^= 1
+    assert refused(verify_chain(asked, chunks, 0)) == chains.WRONG_DIGEST
+
+
+def test_extras_that_are_gone_or_of_another_layout_are_refused() -> None:
+    asked, chunks = routed(chain(20, layers=3), [10])
+    reshaped = chunks[1]["routes"].reshape(10, 2, 3)
+    for routes in (None, reshaped, reshaped.astype(np.uint8), np.array(3)):
+        other = {**chunks[1], "routes": routes} if routes is not None else split(chain(20), [10])[1]
+        assert refused(verify_chain(asked, [chunks[0], other], 0)) == chains.WRONG_FIELDS
+    short = {**chunks[1], "routes": chunks[1]["routes"][:9]}
+    assert refused(verify_chain(asked, [chunks[0], short], 0)) == chains.LENGTHS_DISAGREE
+    both = [{**chunk, "routes": chunk["routes"].reshape(10, 2, 3)} for chunk in chunks]
+    assert refused(verify_chain(asked, both, 0)) == chains.WRONG_DIGEST, "the same bytes in another shape"
+    bare = dataclasses.replace(asked, extras=())
+    assert refused(verify_chain(bare, chunks, 0)) == chains.WRONG_DIGEST, "a chain that lost its extras"
+
+
+def test_a_digest_takes_extras_of_one_layout() -> None:
+    digest, run = ChainDigest(), chain(4, layers=2)
+    digest.update({name: getattr(run, name) for name in CHUNK_FIELDS} | {"routes": run.extras["routes"]})
+    with pytest.raises(ValueError, match="extras of a chain changed"):
+        digest.update({name: getattr(run, name) for name in CHUNK_FIELDS})
+    with pytest.raises(ValueError, match="different lengths"):
+        digest.update({**{name: getattr(run, name) for name in CHUNK_FIELDS}, "routes": run.extras["routes"][:3]})

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.read_coalescer import ReadCoalescer
+from actors.read_coalescer import TURNS, ReadCoalescer
 from policies.answers import CORRUPT, UNREACHABLE, Batch
 from policies.calls import CallIdentity
 from policies.chain import CHUNK_FIELDS, Chain, ChainDigest, ChainRefusal
@@ -103,7 +106,7 @@ async def test_one_missing_key_and_an_unreachable_unit_fail_only_those_who_asked
     kinds = [type(answer) for answer in answers]
     assert (kinds.count(list), kinds.count(KeyMissing), kinds.count(Unreachable)) == (57, 1, 6)
     assert kinds[17] is KeyMissing and "u1" in str(answers[30])
-    assert len(plane.get_keys) == 1
+    assert [len(keys) for keys in plane.get_keys] == [64, 3, 3], "what a unit failed to deliver is tried again once"
 
 
 async def test_every_waiter_of_a_key_learns_the_real_error() -> None:
@@ -164,7 +167,7 @@ async def test_what_one_caller_does_to_its_rows_no_other_sees() -> None:
 
 async def test_a_plane_that_breaks_its_word_costs_only_the_read() -> None:
     class Broken(FakePlane):
-        async def get(self, *args: Any, **options: Any) -> Batch:
+        async def stream(self, *args: Any, **options: Any) -> Batch:
             raise KeyError("a bug")
 
     reader = coalescer(Broken())
@@ -228,7 +231,7 @@ async def test_a_missing_chunk_and_a_wrong_one_are_refused() -> None:
     reader = coalescer(plane)
     plane.rows[continuation.keys[0]]["ids"] = np.array([7, 7, 7], np.int32)
     wrong = await reader.read_chain(continuation, 0)
-    del plane.rows[continuation.keys[0]]
+    del plane.rows[continuation.keys[1]]
     missing = await reader.read_chain(continuation, 0)
     assert isinstance(wrong, ChainRefusal) and isinstance(missing, ChainRefusal)
     assert (wrong.reason, missing.reason) == ("wrong_digest", "chunk_missing")
@@ -244,3 +247,174 @@ async def test_an_empty_chain_is_refused_without_a_read() -> None:
 def test_an_error_of_a_key_crosses_a_process() -> None:
     error = pickle.loads(pickle.dumps(KeyMissing("gone", key="k0")))
     assert isinstance(error, RegraftError) and error.details == {"key": "k0"}
+
+
+async def test_earlier_turns_and_chunks_are_asked_for_together_and_shared() -> None:
+    """Four siblings resume: each has a chunk of its own, all have the same two finished turns before it."""
+    plane = filled(4)
+    for key in ("g0/c0", "g0/c1"):
+        plane.rows[key] = plane.rows["k0"]
+    reader = coalescer(plane)
+    siblings = range(4)
+    turns = [reader.read(["g0/c0", "g0/c1"], TURNS) for _ in siblings]
+    chunks = [reader.read([f"k{n}"]) for n in siblings]
+    await asyncio.gather(*turns, *chunks)
+    assert sorted(plane.get_keys) == [("g0/c0", "g0/c1"), ("k0", "k1", "k2", "k3")]
+    assert sorted({partition for partition, _ in plane.sources}) == ["staging", "train"]
+    assert reader.statistics()["shared"] == 6
+
+
+async def test_siblings_that_share_the_head_of_their_chain_read_it_once() -> None:
+    """The second attempt of a call goes on from chunks of the first."""
+    plane = FakePlane()
+    long = staged(plane, (3, 8, 9))
+    reader = coalescer(plane)
+    for _ in range(2):
+        answer = await reader.read_chain(long, 0)
+        assert isinstance(answer, Chain) and answer.ids.tolist() == list(range(9))
+        with pytest.raises(ValueError, match="read-only"):
+            (await reader.read(long.keys[:1]))[0]["ids"][0] = 7
+    assert [keys[0] for keys in plane.get_keys] == [long.keys[0], long.keys[1]]
+    assert reader.statistics()["cached"] == 3
+
+
+async def test_a_chain_comes_back_with_its_extras() -> None:
+    plane = FakePlane()
+    plain = staged(plane, (3, 8))
+    routes = np.arange(8 * 4, dtype=np.uint8).reshape(8, 2, 2)
+    whole = replace(chain(8), extras={"routes": routes})
+    for key, start, end in zip(plain.keys, (0, 3), (3, 8), strict=True):
+        plane.rows[key]["routes"] = routes[start:end]
+    continuation = replace(plain, digest=ChainDigest.of(whole).hexdigest(), extras=("routes",))
+    answer = await coalescer(plane).read_chain(continuation, 0)
+    assert isinstance(answer, Chain) and np.array_equal(answer.extras["routes"], routes)
+
+
+async def test_one_get_that_never_answers_delays_only_its_own_key() -> None:
+    """64 restores of one worker; the unit loses the read of one of them, and answers all others."""
+    plane = filled(64, ("hang",))
+    reader = coalescer(plane, timeout_s=0.3)
+    hung = asyncio.ensure_future(reader.read(["k0"]))
+    await asyncio.sleep(0)
+    others = [asyncio.ensure_future(reader.read([f"k{n}"])) for n in range(1, 64)]
+    assert numbers([row for (row,) in await asyncio.gather(*others)]) == list(range(1, 64))
+    assert not hung.done()
+    with pytest.raises(RequestTimeout):
+        await hung
+
+
+async def test_a_hanging_unit_delays_nobody_else_s_rows_of_the_same_read() -> None:
+    plane = filled(64)
+    plane.units = {f"k{n}": f"u{n % 4}" for n in range(64)}
+    plane.hanging = {"u1"}
+    reader = coalescer(plane, timeout_s=0.3)
+    reads = [asyncio.ensure_future(reader.read([f"k{n}"])) for n in range(64)]
+    well = [read for n, read in enumerate(reads) if n % 4 != 1]
+    assert len(await asyncio.gather(*well)) == 48
+    assert not any(read.done() for n, read in enumerate(reads) if n % 4 == 1)
+    plane.hanging = set()
+    lost = [read for n, read in enumerate(reads) if n % 4 == 1]
+    assert numbers([row for (row,) in await asyncio.gather(*lost)]) == list(range(1, 64, 4)), "back before the retry"
+    assert plane.unit_gets == {"u0": 1, "u1": 3, "u2": 1, "u3": 1}
+    await reader.close()
+
+
+async def test_a_unit_that_is_down_for_a_while_costs_a_counted_number_of_gets() -> None:
+    """Restores go on all the time. Those on other units never fail; those on this one fail with its name, and succeed
+    again after it is back."""
+    plane = filled(64)
+    plane.units = {f"k{n}": f"u{n % 4}" for n in range(64)}
+    plane.hanging = {"u1"}
+    reader = coalescer(plane, timeout_s=0.05, probe_after_s=0.1)
+    failures, rounds = [], 0
+    while len(failures) < 64:
+        rounds += 1
+        answers = await ended(*(reader.read([f"k{n}"]) for n in range(64)))
+        assert all(isinstance(answer, list) for n, answer in enumerate(answers) if n % 4 != 1)
+        failures += [answer for n, answer in enumerate(answers) if n % 4 == 1]
+    assert all(isinstance(answer, Unreachable) and "u1" in str(answer) for answer in failures)
+    statistics = reader.statistics()
+    assert rounds == 4 and statistics["retried_keys"] == 16
+    assert plane.unit_gets["u1"] - statistics["probes"] == 3, "one read, and the halves of it"
+    plane.hanging = set()
+    while isinstance((await ended(reader.read(["k1"])))[0], Unreachable):
+        await asyncio.sleep(0.02)
+    assert numbers(await reader.read(["k5"])) == [5]
+    await reader.close()
+
+
+def test_callers_of_several_loops_and_threads_are_answered_on_their_own() -> None:
+    """A coalescer that lives on the loop of one thread, and one that was made where there is none."""
+
+    def in_a_thread(reader: ReadCoalescer, numbers_asked: list[int], answers: dict[int, int]) -> threading.Thread:
+        async def ask(number: int) -> None:
+            (row,) = await reader.read([f"k{number}"])
+            answers[number] = int(row["ids"][0])
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*map(ask, numbers_asked))
+
+        thread = threading.Thread(target=asyncio.run, args=(all_of_them(),))
+        thread.start()
+        return thread
+
+    async def scenario(reader: ReadCoalescer, plane: FakePlane) -> None:
+        answers: dict[int, int] = {}
+        threads = [in_a_thread(reader, list(range(n, 40, 4)), answers) for n in range(4)]
+        assert numbers(await reader.read(["k0", "k39"])) == [0, 39]
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+        assert answers == {n: n for n in range(40)}
+        statistics = await asyncio.to_thread(reader.statistics)
+        assert statistics["in_flight"] == statistics["waiting"] == 0
+        assert len(plane.get_keys) == statistics["gets"] < 40
+        await reader.close()
+        assert plane.closed
+        with pytest.raises(ClosedError):
+            await reader.read(["k0"])
+
+    async def at_home() -> None:
+        plane = filled(40)
+        await scenario(coalescer(plane), plane)
+
+    asyncio.run(at_home())
+    plane = filled(40)
+    asyncio.run(scenario(coalescer(plane), plane))
+
+
+async def test_a_caller_of_another_loop_may_leave_at_any_moment() -> None:
+    plane = filled(2, ("hang",))
+    reader = coalescer(plane)
+
+    async def give_up() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(reader.read(["k0"]), 0.05)
+
+    await asyncio.to_thread(asyncio.run, give_up())
+    assert numbers(await reader.read(["k1"])) == [1]
+    plane.gate.set()
+    assert numbers(await reader.read(["k0"])) == [0]
+    await reader.close()
+
+
+def test_when_its_loop_ends_everybody_is_told() -> None:
+    plane = filled(1, ("hang",))
+    readers: list[ReadCoalescer] = []
+
+    async def home() -> None:
+        readers.append(coalescer(plane))
+        while not plane.get_keys:
+            await asyncio.sleep(0.01)
+
+    async def elsewhere() -> None:
+        while not readers:
+            await asyncio.sleep(0.01)
+        with pytest.raises(ClosedError, match="closed during the read"):
+            await readers[0].read(["k0"])
+        with pytest.raises(ClosedError):
+            await readers[0].read(["k0"])
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(asyncio.run, elsewhere())
+        asyncio.run(home())
+        waiting.result()
