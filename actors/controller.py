@@ -16,22 +16,25 @@ from functools import partial
 from typing import Any
 
 import msgpack
-from numpy.typing import NDArray
 from ray.util import get_node_ip_address
 
 from actors.client import PlaneAddress
 from actors.wire.connection import Connection, Outcome
 from actors.wire.loop import Loop, Timer
+from actors.wire.secret import Secret
 from actors.wire.server import Request, Server
+from policies.answers import Progress
 from policies.blocks import Frees
 from policies.catalog import Catalog
 from policies.catalog_snapshot import restore_snapshot, take_snapshot
-from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest, deadline_after
-from policies.codec import pack_ints
+from policies.claims import ClaimAnswer, ClaimRequest, WaitRequest
 from policies.config import PlaneConfig
+from policies.deadlines import deadline_after
 from policies.errors import CheckpointDamaged, Refused, RegraftError, error_to_plain
-from policies.locations import located_to_plain, publication_from_plain
+from policies.locations import UnitLocation, located_to_plain, publication_from_plain
 from policies.operations import Ask
+from policies.sampler_registry import SamplerRegistry
+from policies.sampling import Sampler, SamplerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +43,17 @@ FREE_RETRY_S = 1.0
 
 
 class PatchedController:
-    """``host`` None binds to this node's own address."""
+    """``host`` None binds to this node's own address. ``samplers``: users' own, by the name that claims give."""
 
-    def __init__(self, host: str | None, secret: str, config: PlaneConfig) -> None:
+    def __init__(
+        self, host: str | None, secret: Secret, config: PlaneConfig, samplers: Mapping[str, type[Sampler]] | None = None
+    ) -> None:
         self._secret, self._config = secret, config
-        self._catalog = Catalog(config.strict_partitions)
+        self._catalog = Catalog(config.strict_partitions, SamplerRegistry(samplers))
         self._parked: dict[str, Request] = {}
         self._expiry: Timer | None = None
         self._units: dict[str, Connection] = {}
-        self._frees: defaultdict[str, list[tuple[int, NDArray[Any]]]] = defaultdict(list)
+        self._frees: defaultdict[str, list[tuple[int, list[int]]]] = defaultdict(list)
         self._freeing: set[str] = set()
         self._loop = Loop("controller")
         handlers: dict[str, Callable[[Request], None]] = {
@@ -63,31 +68,37 @@ class PatchedController:
             "claim": self._claim,
             "wait": self._wait,
             "give_back": self._give_back,
+            "reset_task": self._reset_task,
+            "consumed": self._consumed,
+            "produced": self._produced,
             "describe": self._describe,
             "snapshot": self._snapshot,
             "restore": self._restore,
         }
-        self._server = Server(self._loop, host or get_node_ip_address(), secret, handlers, config.max_frame_bytes)
+        self._server = Server(self._loop, host or get_node_ip_address(), secret, handlers, config)
         self._loop.start()
 
     def address(self) -> PlaneAddress:
-        return PlaneAddress(self._server.endpoint, self._secret, self._config.request_timeout_s)
+        config = self._config
+        return PlaneAddress(self._server.endpoint, self._secret, config.request_timeout_s, config.transport)
 
     def config(self) -> PlaneConfig:
         """What the plane was launched with."""
         return self._config
 
-    def register_units(self, endpoints: Mapping[str, str]) -> None:
-        """Take units into the plane: name → endpoint."""
-        self._loop.call_soon(lambda: self._register(endpoints))
+    def register_units(self, locations: Mapping[str, UnitLocation]) -> None:
+        """Take units into the plane: name → location."""
+        self._loop.call_soon(lambda: self._register(locations))
 
     def close(self) -> None:
         self._loop.stop()
 
-    def _register(self, endpoints: Mapping[str, str]) -> None:
-        for unit, endpoint in endpoints.items():
-            self._catalog.register_unit(unit, endpoint)
-            self._units[unit] = Connection(self._loop, endpoint, self._secret, f"unit {unit}")
+    def _register(self, locations: Mapping[str, UnitLocation]) -> None:
+        for unit, location in locations.items():
+            self._catalog.register_unit(unit, location)
+            if unit in self._units:
+                self._units[unit].close()
+            self._units[unit] = Connection(self._loop, location.endpoint, self._secret, f"unit {unit}")
 
     def _list_units(self, request: Request) -> None:
         request.answer({"units": dict(self._catalog.units())})
@@ -114,7 +125,7 @@ class PatchedController:
     def _clear(self, request: Request) -> None:
         cleared = self._catalog.clear(str(request.body["partition"]), _strings(request.body["keys"]))
         request.answer({"removed": cleared.removed, "unknown": list(cleared.unknown)})
-        self._after(cleared.frees, cleared.woken)
+        self._after(cleared.frees, self._catalog.woken(str(request.body["partition"]), time.monotonic()))
 
     def _drop_partition(self, request: Request) -> None:
         cleared = self._catalog.drop_partition(str(request.body["partition"]))
@@ -130,6 +141,7 @@ class PatchedController:
         body = request.body
         self._catalog.tag(str(body["partition"]), _strings(body["keys"]), body["tags"])
         request.answer()
+        self._answer_parked(self._catalog.woken(str(body["partition"]), time.monotonic()))
 
     def _list(self, request: Request) -> None:
         keys = self._catalog.list_keys(str(request.body["partition"]), request.body["where"])
@@ -144,8 +156,14 @@ class PatchedController:
             tuple(_strings(body["fields"])),
             int(body["count"]),
             deadline_after(now, float(body["timeout"])),
+            SamplerSpec.from_plain(body["sampler"]),
+            None if body["rank"] is None else int(body["rank"]),
+            None if body["oldest_version"] is None else float(body["oldest_version"]),
         )
-        self._park_or_answer(claim.claim_id, request, self._catalog.claim(claim, now))
+        try:
+            self._park_or_answer(claim.claim_id, request, self._catalog.claim(claim, now))
+        finally:
+            self._answer_parked(self._catalog.woken(claim.partition, now))
 
     def _wait(self, request: Request) -> None:
         body, now = request.body, time.monotonic()
@@ -172,20 +190,30 @@ class PatchedController:
             if answer.error is not None:
                 request.fail(answer.error)
             else:
-                back = partial(self._take_back, answer.claim_id, request.body["partition"], request.body.get("task"))
-                request.answer({"keys": list(answer.keys), "timed_out": answer.timed_out}, undelivered=back)
+                request.answer(_answer_to_plain(answer), undelivered=partial(self._take_back, answer.claim_id))
 
     def _give_back(self, request: Request) -> None:
-        body = request.body
-        self._parked.pop(str(body["request_id"]), None)
-        self._take_back(body["request_id"], body["partition"], body["task"])
+        request_id = str(request.body["request_id"])
+        self._parked.pop(request_id, None)
+        self._take_back(request_id)
         request.answer()
 
-    def _take_back(self, request_id: str, partition: str, task: str | None) -> None:
+    def _take_back(self, request_id: str) -> None:
         """Whoever asked has left; the rows may go to others, also to those parked now."""
-        woken = self._catalog.give_back(str(request_id), str(partition), task, time.monotonic())
+        woken = self._catalog.give_back(request_id, time.monotonic())
         self._loop.call_soon(lambda: self._answer_parked(woken))
         self._plan_expiry()
+
+    def _reset_task(self, request: Request) -> None:
+        woken = self._catalog.reset_task(str(request.body["partition"]), str(request.body["task"]), time.monotonic())
+        request.answer()
+        self._answer_parked(woken)
+
+    def _consumed(self, request: Request) -> None:
+        request.answer(_progress(self._catalog.consumed(str(request.body["partition"]), str(request.body["task"]))))
+
+    def _produced(self, request: Request) -> None:
+        request.answer(_progress(self._catalog.produced(str(request.body["partition"]))))
 
     def _plan_expiry(self) -> None:
         """Have the catalog look at its deadlines when the next one is due."""
@@ -224,8 +252,7 @@ class PatchedController:
             else:
                 self._tell_unit(unit)
 
-        plain = [[block, pack_ints(positions)] for block, positions in frees]
-        connection.request(Ask(unit, "free", {"frees": plain}), FREE_TIMEOUT_S, told)
+        connection.request(Ask(unit, "free", {"frees": frees}), FREE_TIMEOUT_S, told)
 
     def _describe(self, request: Request) -> None:
         request.answer(
@@ -233,6 +260,7 @@ class PatchedController:
                 **self._catalog.describe(),
                 "peers_refused": self._server.refused,
                 "answers_dropped": self._server.answers_dropped,
+                "requests_refused": self._server.requests_refused,
                 "parked": len(self._parked),
                 "traffic": self._server.traffic.to_plain(time.perf_counter()),
             }
@@ -256,12 +284,29 @@ class PatchedController:
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise CheckpointDamaged(f"the saved controller state cannot be read: {error}") from None
         restored = restore_snapshot(
-            plain, {int(b): str(u) for b, u in request.body["blocks"].items()}, self._catalog.strict
+            plain,
+            {int(b): str(u) for b, u in request.body["blocks"].items()},
+            self._catalog.strict,
+            self._catalog.samplers,
         )
-        for unit, endpoint in self._catalog.units().items():
-            restored.register_unit(unit, endpoint)
+        for unit, location in self._catalog.units().items():
+            restored.register_unit(unit, location)
         self._catalog = restored
         request.answer()
+
+
+def _answer_to_plain(answer: ClaimAnswer) -> dict[str, Any]:
+    return {
+        "keys": answer.keys,
+        "skipped": answer.skipped,
+        "parts": answer.parts,
+        "timed_out": answer.timed_out,
+        "found": answer.found,
+    }
+
+
+def _progress(progress: Progress) -> dict[str, Any]:
+    return {"rows": progress.rows, "expected": progress.expected}
 
 
 def _strings(values: Sequence[Any]) -> list[str]:

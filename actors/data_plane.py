@@ -20,6 +20,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.address import NAMESPACE
 from actors.checkpoint_files import StoredCheckpoint
 from actors.checkpointing import SavedCheckpoint, restore_plane, save_plane
 from actors.client import DataPlaneClient, PlaneAddress
@@ -27,8 +28,12 @@ from actors.remote import ControllerActor, UnitActor
 from actors.wire.secret import new_secret
 from policies.config import PlaneConfig
 from policies.errors import LaunchError
+from policies.sampler_registry import SamplerRegistry
+from policies.sampling import Sampler
 
-NAMESPACE = "regraft"
+REFERRED_AT_ONCE = 16
+"""Calls of a unit through Ray that may wait at one time, each in a thread of the unit's."""
+
 LOOPBACK = "127.0.0.1"
 LOCAL_OBJECT_STORE_BYTES = 256 << 20
 
@@ -44,21 +49,28 @@ class DataPlane:
 
     @classmethod
     def launch(
-        cls, config: PlaneConfig | None = None, *, name: str = "plane", ray_options: Mapping[str, Any] | None = None
+        cls,
+        config: PlaneConfig | None = None,
+        *,
+        name: str = "plane",
+        ray_options: Mapping[str, Any] | None = None,
+        samplers: Mapping[str, type[Sampler]] | None = None,
     ) -> DataPlane:
-        """Start a controller and ``config.units`` storage units.
+        """Start a controller and ``config.units`` storage units. Claims may name the shipped samplers and those of
+        ``samplers`` (name → class, see `policies.sampling`).
 
         Uses the Ray this process is connected to; when it is not connected, ``ray.init(**ray_options)`` starts a local
         one, which `close` shuts down again. Raises `LaunchError` within ``config.launch_timeout_s`` when Ray cannot
         place the actors; then none of them is left behind.
         """
         config = config or PlaneConfig()
+        SamplerRegistry(samplers)  # refuses here what the controller would refuse
         owns_ray = not ray.is_initialized()
         if owns_ray:
             local = {"include_dashboard": False, "object_store_memory": LOCAL_OBJECT_STORE_BYTES}
             ray.init(**{**local, "namespace": NAMESPACE, **(ray_options or {})})
         try:
-            address, actors = _start_actors(config, name)
+            address, actors = _start_actors(config, name, samplers)
         except BaseException:
             if owns_ray:
                 ray.shutdown()
@@ -115,30 +127,36 @@ class DataPlane:
             ray.shutdown()
 
 
-def _start_actors(config: PlaneConfig, name: str) -> tuple[PlaneAddress, list[Any]]:
-    secret = new_secret()
+def _start_actors(
+    config: PlaneConfig, name: str, samplers: Mapping[str, type[Sampler]] | None
+) -> tuple[PlaneAddress, list[Any]]:
+    secret = new_secret(config.encryption)
     host = LOOPBACK if sum(node["Alive"] for node in ray.nodes()) == 1 else None
     actors: list[Any] = []
     try:
         controller = ControllerActor.options(name=f"{name}/controller", namespace=NAMESPACE).remote(
-            host, secret, config
+            host, secret, config, samplers
         )
         actors.append(controller)
         strategies = _strategies(config)
         incarnations = secrets.SystemRandom().sample(range(1 << 31), config.units)
         units = {
             f"u{i}": UnitActor.options(
-                num_cpus=config.unit_cpus, scheduling_strategy=strategies[i % len(strategies)]
+                name=f"{name}/u{i}",
+                namespace=NAMESPACE,
+                num_cpus=config.unit_cpus,
+                max_concurrency=REFERRED_AT_ONCE,
+                scheduling_strategy=strategies[i % len(strategies)],
             ).remote(f"u{i}", incarnations[i], host, secret, config)
             for i in range(config.units)
         }
         actors += units.values()
-        address, *endpoints = ray.get(
-            [controller.address.remote(), *(unit.endpoint.remote() for unit in units.values())],
+        address, *locations = ray.get(
+            [controller.address.remote(), *(unit.location.remote() for unit in units.values())],
             timeout=config.launch_timeout_s,
         )
         ray.get([unit.connect.remote(address.endpoint) for unit in units.values()])
-        ray.get(controller.register_units.remote(dict(zip(units, endpoints, strict=True))))
+        ray.get(controller.register_units.remote(dict(zip(units, locations, strict=True))))
     except ray.exceptions.GetTimeoutError:
         _kill(actors)
         needed = config.units * config.unit_cpus

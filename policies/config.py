@@ -16,6 +16,8 @@ from policies.errors import ConfigError
 
 T = TypeVar("T")
 
+ENCRYPTIONS = ("none", "curve")
+
 
 def _require(owner: object, name: str, ok: bool, need: str) -> None:
     if not ok:
@@ -114,6 +116,9 @@ class PlaneConfig:
     default deadline of a client request. ``launch_timeout_s``: how long `DataPlane.launch` waits for its actors to be
     scheduled. ``max_frame_bytes``: largest frame a peer accepts. ``strict_partitions``: when set, only partitions
     declared with `create_partition` exist.
+    ``max_undelivered_bytes``: answers on their way to one peer above which it waits for more. ``encryption``:
+    ``"none"`` keeps strangers out by a secret that travels in clear, ``"curve"`` encrypts all traffic between actors
+    and clients.
     """
 
     units: int = 2
@@ -124,15 +129,18 @@ class PlaneConfig:
     request_timeout_s: float = 30.0
     launch_timeout_s: float = 60.0
     max_frame_bytes: int = 4 << 30
+    max_undelivered_bytes: int = 256 << 20
+    encryption: str = "none"
     strict_partitions: bool = False
     rollout_recovery: RolloutRecoveryConfig = field(default_factory=RolloutRecoveryConfig)
     coalescer: CoalescerConfig = field(default_factory=CoalescerConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
 
     def __post_init__(self) -> None:
-        for name in ("units", "unit_capacity_bytes", "unit_capacity_rows", "max_frame_bytes"):
+        for name in ("units", "unit_capacity_bytes", "unit_capacity_rows", "max_frame_bytes", "max_undelivered_bytes"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         _require(self, "unit_placement", self.unit_placement in ("spread", "here"), "'spread' or 'here'")
+        _require(self, "encryption", self.encryption in ENCRYPTIONS, f"one of {', '.join(ENCRYPTIONS)}")
         _require(self, "unit_cpus", self.unit_cpus >= 0, "at least 0")
         keys = self.rollout_recovery.generation_prefix_batch_size
         if self.coalescer.max_keys not in (CoalescerConfig().max_keys, keys):

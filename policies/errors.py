@@ -59,6 +59,10 @@ class Unreachable(RegraftError):
     """A peer could not be reached or did not answer in time; the outcome of the request is unknown."""
 
 
+class ReferenceUnavailable(RegraftError):
+    """Bytes cannot travel by reference now; in frames they can."""
+
+
 class RequestTimeout(Unreachable):
     """No answer came before the deadline of the request."""
 
@@ -119,6 +123,10 @@ class CutRefused(Refused):
     """A cut could not be started, for example because another one runs on this coordinator."""
 
 
+class CleanupFailed(RegraftError):
+    """Rows that nobody needs stay behind, because they could not be cleared."""
+
+
 class EngineError(RegraftError):
     """An engine could not be loaded or could not take a call."""
 
@@ -127,9 +135,9 @@ ERRORS_BY_NAME: dict[str, type[RegraftError]] = {
     cls.__name__: cls
     for cls in (
         RegraftError, ConfigError, WireError, Refused, DtypeConflict, DuplicateKey, UnknownPartition, UnknownField,
-        CapacityExceeded, Unreachable, RequestTimeout, Unauthorized, ClosedError, ForkedProcessError, RemoteError,
+        CapacityExceeded, Unreachable, ReferenceUnavailable, RequestTimeout, Unauthorized, ClosedError, ForkedProcessError, RemoteError,
         KeyUnavailable, KeyMissing, KeyCleared, KeyCorrupt, CheckpointError, CheckpointMissing, CheckpointDamaged,
-        FingerprintMismatch, CutRefused, EngineError,
+        FingerprintMismatch, CutRefused, CleanupFailed, EngineError,
     )
 }  # fmt: skip
 

@@ -8,20 +8,32 @@ the asyncio client share every line of this.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.answers import CLEARED, MISSING, OK, UNREACHABLE, Batch, PutAck
+from policies.answers import CLEARED, Batch, Claim, Progress, PutAck, Told
 from policies.checksums import block_checksum
-from policies.codec import Buffer, Message, decode_columns, encode_columns, pack_ints, unpack_ints
+from policies.codec import Buffer, Message, encode_columns, pack_ints, unpack_ints
 from policies.columns import Column, require_plain
-from policies.errors import Refused, RegraftError, RequestTimeout, Unreachable, WireError
-from policies.locations import Located, located_from_plain
+from policies.errors import (
+    CapacityExceeded,
+    ReferenceUnavailable,
+    Refused,
+    RegraftError,
+    RequestTimeout,
+    Unreachable,
+    WireError,
+)
+from policies.locations import Located, Read, UnitLocation, located_from_plain
 from policies.placement import RoundRobin
+from policies.reading import Reading
+from policies.sampling import SamplerSpec
+from policies.transport import Transport
 
 CONTROLLER = "controller"
 GIVE_BACK_S = 1.0
@@ -33,7 +45,9 @@ class Ask:
     """One request to ``peer`` (`CONTROLLER` or a unit's name).
 
     ``repeatable``: asking twice does what asking once does, so a lost answer may be asked for again.
-    ``patience_s``: seconds the peer may keep the request parked, on top of the operation's timeout.
+    ``patience_s``: seconds the peer may keep the request parked, on top of the operation's timeout. ``heard`` is called
+    with the outcome as soon as it is there, whatever becomes of the asks that went out with this one. ``by_reference``:
+    its buffers, or those of its answer, travel as objects of Ray's store (to a unit only).
     """
 
     peer: str
@@ -42,6 +56,8 @@ class Ask:
     buffers: Sequence[Buffer] = ()
     repeatable: bool = True
     patience_s: float = 0.0
+    heard: Callable[[Outcome], None] | None = field(default=None, compare=False)
+    by_reference: bool = False
 
 
 T = TypeVar("T")
@@ -102,29 +118,35 @@ def _tags(tags: Sequence[Mapping[str, Any] | None], keys: Sequence[str]) -> list
 
 
 class Routes:
-    """The units a client knows of, name → endpoint; filled from the controller when needed."""
+    """The units a client knows of; filled from the controller when needed. Units that are ``down`` get no new rows
+    while another one is up. ``transport`` decides how bytes travel between here and each of them."""
 
-    def __init__(self, placement: RoundRobin) -> None:
-        self.endpoints: dict[str, str] = {}
+    def __init__(self, placement: RoundRobin, transport: Transport) -> None:
+        self.units: dict[str, UnitLocation] = {}
+        self.down: set[str] = set()
+        self.transport = transport
         self._placement = placement
 
     def learn(self) -> Operation[None]:
         body = yield from ask_body(Ask(CONTROLLER, "units"))
-        self.endpoints = {str(name): str(endpoint) for name, endpoint in body["units"].items()}
+        self.units = {str(name): UnitLocation(*location) for name, location in body["units"].items()}
+        self.down &= self.units.keys()
 
-    def place(self) -> Operation[str]:
-        """The unit for the next put."""
-        if not self.endpoints:
+    def place(self, full: Collection[str] = ()) -> Operation[str | None]:
+        """The unit for the next put; None when all of them are ``full``."""
+        if not self.units:
             yield from self.learn()
-        if not self.endpoints:
+        if not self.units:
             raise Refused("the plane has no storage unit; it is still starting or was closed")
-        return self._placement.choose(sorted(self.endpoints))
+        open_to_it = self.units.keys() - set(full)
+        choice = sorted(open_to_it - self.down) or sorted(open_to_it)
+        return self._placement.choose(choice) if choice else None
 
     def require(self, units: Sequence[str]) -> Operation[None]:
         """Make sure that the endpoints of ``units`` are known."""
-        if any(unit not in self.endpoints for unit in units):
+        if any(unit not in self.units for unit in units):
             yield from self.learn()
-        lost = [unit for unit in units if unit not in self.endpoints]
+        lost = [unit for unit in units if unit not in self.units]
         if lost:
             raise WireError(f"the controller places rows on {lost}, which it does not list as units")
 
@@ -159,7 +181,6 @@ def put(
             raise Refused(f"field {name!r} has {column.rows} rows for {len(keys)} keys", field=name)
     plain_tags = None if tags is None else _tags(tags, keys)
     checksum = block_checksum({_name("field", name): column for name, column in columns.items()})
-    unit = yield from routes.place()
     buffers: list[Buffer] = []
     body = {
         "batch_id": batch_id,
@@ -169,7 +190,7 @@ def put(
         "tags": plain_tags,
         "checksum": checksum,
     }
-    answer = yield from ask_body(Ask(unit, "put", body, buffers))
+    unit, answer = yield from _put_somewhere(routes, body, buffers, sum(c.nbytes for c in columns.values()))
     return PutAck(
         unit=unit,
         block=answer["block"],
@@ -179,18 +200,50 @@ def put(
     )
 
 
-def get(routes: Routes, partition: str, keys: Sequence[str], fields: Sequence[str] | None) -> Operation[Batch]:
-    """Read rows: one lookup, then one request per unit, all at once. Keys that moved meanwhile are looked up again."""
+def _put_somewhere(
+    routes: Routes, body: Mapping[str, Any], buffers: Sequence[Buffer], nbytes: int
+) -> Operation[tuple[str, Mapping[str, Any]]]:
+    """The unit that took the put, and its answer: the next one in turn that is not full."""
+    full: dict[str, CapacityExceeded] = {}
+    while (unit := (yield from routes.place(full))) is not None:
+        by_reference = routes.transport.put_by_reference(nbytes, unit, routes.units[unit].node)
+        (outcome,) = yield [Ask(unit, "put", body, buffers, by_reference=by_reference)]
+        if isinstance(outcome, ReferenceUnavailable):
+            routes.transport.learn_room(unit, 0)
+            (outcome,) = yield [Ask(unit, "put", body, buffers)]
+        if isinstance(outcome, CapacityExceeded):
+            full[unit] = outcome
+        elif isinstance(outcome, RegraftError):
+            raise outcome
+        else:
+            routes.transport.learn_room(unit, outcome.body["room"])
+            return unit, outcome.body
+    raise next(iter(full.values()))
+
+
+def get(
+    routes: Routes,
+    partition: str,
+    keys: Sequence[str],
+    fields: Sequence[str] | None,
+    avoid: Collection[str] = (),
+    tell: Callable[[Told], None] | None = None,
+) -> Operation[Batch]:
+    """Read rows: one lookup, then one request per unit, all at once. Keys that moved meanwhile are looked up again.
+
+    Units to ``avoid`` are not asked; their keys end as unreachable. With ``tell``, it is told where the keys are before
+    they are asked for, and the rows of each unit as soon as they are there; the result holds what was not told.
+    """
     keys = _names("key", keys)
     located = yield from _locate(partition, keys, fields)
-    reading = _Reading(keys, located)
-    yield from _read(routes, reading, located, np.arange(len(keys)))
+    reading = Reading(keys, located, tell)
+    yield from _read(routes, reading, located, np.arange(len(keys)), avoid)
     moved = reading.rows_with(CLEARED)
     if len(moved):
         again = yield from _locate(partition, [keys[i] for i in moved], located.fields)
         reading.relocate(moved, again)
-        yield from _read(routes, reading, again, moved)
-    return reading.batch()
+        yield from _read(routes, reading, again, moved, avoid)
+    return reading.rest()
 
 
 def _locate(partition: str, keys: Sequence[str], fields: Sequence[str] | None) -> Operation[Located]:
@@ -203,106 +256,47 @@ def _locate(partition: str, keys: Sequence[str], fields: Sequence[str] | None) -
     return located_from_plain(answer)
 
 
-def _read(routes: Routes, reading: _Reading, located: Located, asked: NDArray[np.int64]) -> Operation[None]:
+def _read(
+    routes: Routes, reading: Reading, located: Located, asked: NDArray[np.int64], avoid: Collection[str]
+) -> Operation[None]:
     """Send the reads of ``located``, whose row i is row ``asked[i]`` of the whole reading."""
-    per_unit: dict[str, list[int]] = defaultdict(list)
-    for index, read in enumerate(located.reads):
-        per_unit[read.unit].append(index)
+    per_unit: dict[str, list[Read]] = defaultdict(list)
+    for read in located.reads:
+        per_unit[read.unit].append(read._replace(rows=asked[read.rows].tolist()))
     yield from routes.require(list(per_unit))
-    asks = [
-        Ask(
-            unit,
-            "get",
-            {
-                "reads": [
-                    {
-                        "block": located.reads[i].block,
-                        "fields": list(located.reads[i].fields),
-                        "positions": pack_ints(np.array(located.reads[i].positions, np.int64)),
-                    }
-                    for i in indices
-                ]
-            },
-        )
-        for unit, indices in per_unit.items()
-    ]
-    if not asks:
-        return
-    outcomes = yield asks
-    for (unit, indices), outcome in zip(per_unit.items(), outcomes, strict=True):
-        rows = [asked[located.reads[i].rows] for i in indices]
-        if isinstance(outcome, RegraftError):
-            for affected in rows:
-                reading.fail(affected, UNREACHABLE, f"{type(outcome).__name__}: {outcome.message}", unit)
-            continue
-        parts = outcome.body["parts"]
-        if len(parts) != len(indices):
-            raise WireError(f"unit {unit!r} answered {len(parts)} of {len(indices)} reads")
-        for affected, part in zip(rows, parts, strict=True):
-            reading.add(affected, part, outcome.buffers, unit)
+    reading.expect(per_unit)
+    for unit in per_unit.keys() & set(avoid):
+        reading.heard(unit, per_unit.pop(unit), Unreachable("not asked, since the caller avoids it"))
+    yield from _ask_reads(reading, per_unit, lambda unit: {"borrows": routes.transport.shares(routes.units[unit].node)})
+    borrowed = reading.take_borrowed()
+    if borrowed:
+        yield [
+            Ask(unit, "lend", {"blocks": [read.block for read in reads]}, heard=partial(reading.lent, unit, reads),
+                by_reference=True)
+            for unit, reads in borrowed.items()
+        ]  # fmt: skip
+        unlent = reading.take_borrowed()
+        yield from _ask_reads(reading, unlent, lambda unit: {"unlent": [read.block for read in unlent[unit]]})
 
 
-class _Reading:
-    """The rows of one get while they come in."""
-
-    def __init__(self, keys: Sequence[str], located: Located) -> None:
-        self._keys = tuple(keys)
-        self._fields = located.fields
-        self._verdicts = list(located.verdicts)
-        self._causes = dict(located.causes)
-        self._parts: dict[str, list[tuple[NDArray[np.int64], Column]]] = {name: [] for name in located.fields}
-
-    def rows_with(self, verdict: str) -> NDArray[np.int64]:
-        return np.array([i for i, v in enumerate(self._verdicts) if v == verdict], np.int64)
-
-    def relocate(self, rows: NDArray[np.int64], located: Located) -> None:
-        """Take over the second lookup of ``rows``; one that is missing now was cleared while the get was under way."""
-        gone = np.zeros(len(self._keys), bool)
-        gone[rows] = True
-        for name, parts in self._parts.items():
-            self._parts[name] = [(r[~gone[r]], c.take(np.flatnonzero(~gone[r]))) for r, c in parts]
-        for row, verdict in zip(rows.tolist(), located.verdicts, strict=True):
-            self._verdicts[row] = CLEARED if verdict == MISSING else verdict
-
-    def fail(self, rows: NDArray[np.int64], verdict: str, cause: str, unit: str) -> None:
-        for row in rows.tolist():
-            self._verdicts[row] = verdict
-            self._causes[self._keys[row]] = f"unit {unit}: {cause}"
-
-    def add(self, rows: NDArray[np.int64], part: Mapping[str, Any], buffers: Sequence[Buffer], unit: str) -> None:
-        """One answered read: ``bad`` lists [index, verdict, cause] of its rows, ``columns`` hold all others."""
-        good = np.ones(len(rows), bool)
-        for index, verdict, cause in part["bad"]:
-            good[index] = False
-            self.fail(rows[index : index + 1], verdict, cause, unit)
-        columns = decode_columns(part["columns"], buffers)
-        for name, column in columns.items():
-            if name not in self._parts or column.rows != int(good.sum()):
-                raise WireError(f"unit {unit!r} answered field {name!r} with {column.rows} rows for {int(good.sum())}")
-            self._parts[name].append((rows[good], column))
-
-    def batch(self) -> Batch:
-        ok = np.array([verdict == OK for verdict in self._verdicts], bool)
-        columns = {}
-        for name in self._fields:
-            column = _in_order(self._parts[name], ok)
-            if column is not None:
-                columns[name] = column
-        return Batch(self._keys, tuple(self._verdicts), columns, self._causes)
+def _ask_reads(
+    reading: Reading, reads: Mapping[str, Sequence[Read]], more: Callable[[str], Mapping[str, Any]]
+) -> Operation[None]:
+    if reads:
+        yield [
+            Ask(
+                unit,
+                "get",
+                {"reads": list(map(_plain_read, of_unit)), **more(unit)},
+                heard=partial(reading.heard, unit, of_unit),
+            )
+            for unit, of_unit in reads.items()
+        ]
 
 
-def _in_order(parts: Sequence[tuple[NDArray[np.int64], Column]], ok: NDArray[np.bool_]) -> Column | None:
-    """The rows of all parts that are ok, in the order in which they were asked; None when there are none."""
-    kept = []
-    for rows, column in parts:
-        wanted = ok[rows]
-        if wanted.any():
-            kept.append((rows, column) if wanted.all() else (rows[wanted], column.take(np.flatnonzero(wanted))))
-    if not kept:
-        return None
-    rows, column = np.concatenate([r for r, _ in kept]), Column.concat([c for _, c in kept])
-    order = np.argsort(rows, kind="stable")
-    return column.take(order)
+def _plain_read(read: Read) -> dict[str, Any]:
+    positions = pack_ints(np.array(read.positions, np.int64))
+    return {"block": read.block, "fields": list(read.fields), "positions": positions}
 
 
 def clear(partition: str, keys: Sequence[str]) -> Operation[int]:
@@ -326,50 +320,91 @@ def tag(partition: str, keys: Sequence[str], tags: Sequence[Mapping[str, Any]]) 
 
 
 def claim(
-    partition: str, task: str, fields: Sequence[str], count: int, timeout: float, claim_id: str
-) -> Operation[list[str]]:
+    partition: str,
+    task: str,
+    fields: Sequence[str],
+    count: int,
+    sampler: SamplerSpec,
+    rank: int | None,
+    oldest_version: float | None,
+    timeout: float,
+    claim_id: str,
+) -> Operation[Claim]:
     """``count`` ready rows that ``task`` has not claimed before; waits for them up to ``timeout`` seconds.
 
     Raises `RequestTimeout` when they did not come; then nothing was claimed. A claim whose answer is lost, or that its
     caller abandons, is given back.
     """
     require_timeout(timeout)
+    if not isinstance(sampler, SamplerSpec):
+        raise Refused(f"a sampler must be a SamplerSpec (see policies.sampling), not {sampler!r}")
     body = {
         "partition": _name("partition", partition),
         "task": _name("task", task),
         "fields": _names("field", fields),
-        "count": count,
+        "count": _number("count", count, int),
+        "sampler": sampler.to_plain(),
+        "rank": None if rank is None else _number("rank", rank, int),
+        "oldest_version": None if oldest_version is None else _number("oldest_version", oldest_version, int, float),
         "timeout": timeout,
         "claim_id": claim_id,
     }
-    answer = yield from _parked("claim", body, claim_id, partition, task)
+    answer = yield from _parked("claim", body, claim_id)
     if answer["timed_out"]:
         raise RequestTimeout(
             f"task {task!r} asked for {count} rows of partition {partition!r} with fields {list(fields)} and "
-            f"{timeout:g} s passed without them; nothing was claimed"
+            f"{timeout:g} s passed without them; nothing was claimed. Found: {answer['found']}"
         )
-    return [str(key) for key in answer["keys"]]
+    keys = tuple(map(str, answer["keys"]))
+    parts = answer["parts"] or [range(len(keys))]
+    return Claim(keys, {str(key): str(reason) for key, reason in answer["skipped"]}, tuple(map(tuple, parts)))
+
+
+def _number(what: str, value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise Refused(f"{what} must be a number ({' or '.join(kind.__name__ for kind in kinds)}), not {value!r}")
+    return value
+
+
+def reset_task(partition: str, task: str) -> Operation[None]:
+    """Let the task claim all rows afresh."""
+    yield from ask_one(Ask(CONTROLLER, "reset_task", _task(partition, task), repeatable=False))
+
+
+def consumed(partition: str, task: str) -> Operation[Progress]:
+    return _progress((yield from ask_body(Ask(CONTROLLER, "consumed", _task(partition, task)))))
+
+
+def produced(partition: str) -> Operation[Progress]:
+    return _progress((yield from ask_body(Ask(CONTROLLER, "produced", {"partition": _name("partition", partition)}))))
+
+
+def _task(partition: str, task: str) -> dict[str, Any]:
+    return {"partition": _name("partition", partition), "task": _name("task", task)}
+
+
+def _progress(body: Mapping[str, Any]) -> Progress:
+    return Progress(int(body["rows"]), None if body["expected"] is None else int(body["expected"]))
 
 
 def wait(partition: str, keys: Sequence[str], fields: Sequence[str], timeout: float, wait_id: str) -> Operation[None]:
     """Return when all ``keys`` have all ``fields``; `RequestTimeout` when that takes longer than ``timeout``."""
     require_timeout(timeout)
     body = {**_rows(partition, keys), "fields": _names("field", fields), "timeout": timeout, "wait_id": wait_id}
-    answer = yield from _parked("wait", body, wait_id, partition, None)
+    answer = yield from _parked("wait", body, wait_id)
     if answer["timed_out"]:
         raise RequestTimeout(
-            f"waited {timeout:g} s for fields {list(fields)} of {len(keys)} keys of partition {partition!r}"
+            f"waited {timeout:g} s for fields {list(fields)} of {len(keys)} keys of partition {partition!r}. Found: "
+            f"{answer['found']}"
         )
 
 
-def _parked(
-    op: str, body: Mapping[str, Any], request_id: str, partition: str, task: str | None
-) -> Operation[Mapping[str, Any]]:
+def _parked(op: str, body: Mapping[str, Any], request_id: str) -> Operation[Mapping[str, Any]]:
     """The answer to a request that the controller may park. Whoever goes without the answer takes the request back,
     so that no row is claimed for nobody."""
     (outcome,) = yield [Ask(CONTROLLER, op, body, patience_s=body["timeout"])]
     if isinstance(outcome, Unreachable):
-        back = {"request_id": request_id, "partition": partition, "task": task}
+        back = {"request_id": request_id}
         yield [Ask(CONTROLLER, "give_back", back, repeatable=False, patience_s=GIVE_BACK_S)]
     if isinstance(outcome, RegraftError):
         raise outcome

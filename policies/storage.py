@@ -27,9 +27,11 @@ from numpy.typing import NDArray
 from policies.answers import CLEARED
 from policies.checksums import block_checksum
 from policies.columns import Column
+from policies.config import TransportConfig
 from policies.errors import CapacityExceeded, Refused, RegraftError, Unreachable, WireError
 from policies.locations import FieldSchema, Publication
 from policies.stored_block import MOST_ROWS, Part, StoredBlock, all_bad
+from policies.transport import lend
 
 REMEMBERED_BATCHES = 65_536
 """Acknowledgements kept for repeated puts. A writer repeats a put within seconds, so this is minutes of writing."""
@@ -168,6 +170,30 @@ class UnitState:
         """Rows of one block; what is not there gets a verdict instead."""
         block = self.blocks.get(block_id)
         return all_bad(positions, CLEARED, "the rows were cleared") if block is None else block.read(fields, positions)
+
+    def whole(self, block_id: int) -> StoredBlock | None:
+        """The block if all its rows live."""
+        block = self.blocks.get(block_id)
+        return block if block is not None and block.where is None else None
+
+    def lends(self, block_id: int, fields: Sequence[str], rows: int, room: int, config: TransportConfig) -> bool:
+        """Whether the reader of ``rows`` rows should borrow the block; ``room``: bytes free in the object store."""
+        block = self.whole(block_id)
+        if block is None or not all(name in block.columns for name in fields):
+            return False
+        wanted = sum(block.columns[name].nbytes for name in fields) * rows // block.rows
+        return (block.backing is not None or block.nbytes <= room) and lend(config, wanted, block.nbytes)
+
+    def adopt(self, block_id: int, backing: Any, columns: Mapping[str, Column]) -> None:
+        """``columns`` are those of the block, in memory that can be lent as ``backing``."""
+        block = self.whole(block_id)
+        if block is not None:
+            block.columns, block.backing = dict(columns), backing
+
+    def disown(self, block_id: int) -> None:
+        """A reader could not use what the block was lent as: its owner has died. The memory itself stays."""
+        if block_id in self.blocks:
+            self.blocks[block_id].backing = None
 
     def free(self, frees: Iterable[tuple[int, NDArray[np.int64]]]) -> None:
         """Forget rows. Rows and blocks that are already gone are no error; a held unit does it on release."""

@@ -14,7 +14,7 @@ from actors.cut_coordinator import CutCoordinator
 from actors.engines.registry import EngineSpec
 from actors.generation_worker import TRAIN, Completion, GenerationWorker
 from actors.read_coalescer import ReadCoalescer
-from policies.calls import CallIdentity, GenerationRequest
+from policies.calls import CallIdentity, GenerationRequest, StepDelta
 from policies.config import CoalescerConfig, RolloutRecoveryConfig
 from policies.errors import ClosedError, EngineError, FingerprintMismatch
 from policies.receipts import DURABLE_PREFIX, Acknowledgement, Continuation, Inventory
@@ -303,6 +303,38 @@ async def test_closing_answers_everybody_and_leaves_the_tokens_with_the_coordina
     assert receipt.acknowledgements[0].tokens > 10
     with pytest.raises(ClosedError):
         await leader.worker.generate(request("late"))
+
+
+async def test_a_replacement_takes_the_calls_of_a_dead_engine_over(start: Start) -> None:
+    """The coordinator outlives the engine: it is cut as ever, and a new worker beside it goes on with its chains."""
+    leader = start()
+    await leader.worker.generate(request("c0", rollout="reference"))
+    wanted = await leader.row("reference/c0")
+    first = request()
+    running = asyncio.create_task(leader.worker.generate(first))
+    assert (await leader.cut(first.identity, 30)).disposition == DURABLE_PREFIX
+    await until(lambda: leader.made(first.identity) >= 60)
+
+    def dies() -> StepDelta:
+        raise MemoryError("the GPU is gone")
+
+    (await leader.worker._engine).step = dies  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="the GPU is gone"):
+        await running
+    receipt = await leader.coordinator.cut(Inventory.of("after", leader.coordinator.active_calls()))
+    (acknowledgement,) = receipt.acknowledgements
+    assert len(acknowledgement.keys) == 2 and acknowledgement.tokens >= 50
+    replacement = GenerationWorker(TINY, leader.plane.address, Handle(leader.coordinator), Handle(leader.coalescer), 0)
+    completion = await replacement.resume(following(acknowledgement, first), "exact")
+    assert (completion.identity.attempt, completion.prefix_tokens) == (1, acknowledgement.tokens)
+    row = await leader.row("r0/c0")
+    assert all(row[name].tobytes() == wanted[name].tobytes() for name in ("ids", "logprobs", "versions"))
+    assert leader.coordinator.active_calls() == ()
+    await leader.coordinator.drain()
+    client = AsyncDataPlaneClient(leader.plane.address)
+    assert await client.list("staging") == []
+    await client.close()
+    await replacement.close()
 
 
 async def test_a_coordinator_that_fails_ends_the_calls_instead_of_losing_their_tokens(start: Start) -> None:

@@ -12,6 +12,7 @@ import heapq
 import itertools
 import logging
 import math
+import os
 import socket
 import threading
 import time
@@ -20,10 +21,18 @@ from collections.abc import Callable
 
 import zmq
 
+from policies.errors import CapacityExceeded
+
 logger = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_S = 3600.0
 """A poll's limit is a 32-bit number of milliseconds; a timer may be due later than that, or never."""
+
+_MOST_SOCKETS = 16_384
+"""Two for each peer asked. What libzmq allows by itself, 1,023, is less than a large plane has units."""
+
+_LOOP_DESCRIPTORS, _SOCKET_DESCRIPTORS = 32, 8
+"""More than libzmq takes for a context and its threads, and for a socket with its connection."""
 
 Callback = Callable[[], None]
 
@@ -42,7 +51,10 @@ class Timer:
 
 class Loop:
     def __init__(self, name: str) -> None:
+        _require_descriptors(_LOOP_DESCRIPTORS, name)
         self.context = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
+        self.context.socket(zmq.PAIR).close()  # starts libzmq's threads while there are descriptors for them
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._poller = zmq.Poller()
         self._readers: dict[object, Callback] = {}
@@ -62,11 +74,22 @@ class Loop:
         self.thread.start()
 
     def open(self, kind: int) -> zmq.Socket[bytes]:
-        """A socket that is closed, without lingering, when the loop ends."""
+        """A socket that is closed, without lingering, when the loop ends. `CapacityExceeded` when this process may
+        open no more."""
+        _require_descriptors(_SOCKET_DESCRIPTORS, self.thread.name)
         opened = self.context.socket(kind)
         opened.setsockopt(zmq.LINGER, 0)
         self._sockets.append(opened)
         return opened
+
+    def monitor(self, watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+        """A socket from which the ``events`` of another can be read."""
+        endpoint = f"inproc://events-{next(self._order)}"
+        watched.monitor(endpoint, events)
+        monitor = self.open(zmq.PAIR)
+        monitor.setsockopt(zmq.RCVHWM, 0)  # a full one would hold up libzmq's own thread, and all peers with it
+        monitor.connect(endpoint)
+        return monitor
 
     def read(self, source: zmq.Socket[bytes], callback: Callback) -> None:
         """Call ``callback`` whenever ``source`` has something to receive."""
@@ -99,6 +122,11 @@ class Loop:
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
         return timer
 
+    @property
+    def ending(self) -> bool:
+        """Whether what is asked for from now on may never be done."""
+        return self._stopping
+
     def end(self) -> None:
         """End the loop after the current turn. Safe from any thread."""
         self._stopping = True
@@ -123,6 +151,8 @@ class Loop:
                 while self._last:
                     self._guard(self._last.popleft())
         finally:
+            for _ in range(len(self._soon)):  # what was asked for before the end, such as to end what is open
+                self._guard(self._soon.popleft())
             for opened in self._sockets:
                 opened.close()
             self._woken.close()
@@ -156,3 +186,20 @@ class Loop:
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
+
+
+def _require_descriptors(count: int, name: str) -> None:
+    """Raise `CapacityExceeded` when this process may not open ``count`` files more. libzmq, which needs them, ends the
+    process where it gets none."""
+    held: list[int] = []
+    try:
+        for _ in range(count):
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise CapacityExceeded(
+            f"this process has fewer than {count} file descriptors left, which {name} needs for its sockets: {error}; "
+            "allow it more (ulimit -n), or make fewer clients: one serves any number of threads"
+        ) from None
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
