@@ -147,7 +147,7 @@ def _start_actors(
                 num_cpus=config.unit_cpus,
                 max_concurrency=REFERRED_AT_ONCE,
                 scheduling_strategy=strategies[i % len(strategies)],
-            ).remote(f"u{i}", incarnations[i], host, secret, config)
+            ).remote(f"u{i}", incarnations[i], host, secret, config, f"{name}/u{i}")
             for i in range(config.units)
         }
         actors += units.values()

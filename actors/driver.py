@@ -22,7 +22,7 @@ from actors.references import ReferenceConnection, this_node
 from actors.wire.connection import Connection
 from actors.wire.loop import Loop
 from policies import operations
-from policies.errors import ClosedError, ForkedProcessError, ReferenceUnavailable, RequestTimeout, Unreachable
+from policies.errors import ClosedError, ForkedProcessError, RequestTimeout, Unreachable, WireError
 from policies.operations import CONTROLLER, Ask, Operation, Outcome, Routes
 from policies.placement import RoundRobin
 from policies.transport import Transport
@@ -124,7 +124,7 @@ class Driver:
     def _reference(self, unit: str) -> ReferenceConnection:
         actor = self.routes.units[unit].actor
         if actor is None:
-            raise ReferenceUnavailable(f"unit {unit} has no part in Ray")
+            raise WireError(f"unit {unit} has no part in Ray, so nothing can be asked of it by reference")
         connection = self._references.get(actor)
         if connection is None:
             connection = self._references[actor] = ReferenceConnection(self._loop, self._pool, actor, f"unit {unit}")
@@ -153,8 +153,10 @@ class Driver:
 
     def _begin(self, run: _Run) -> None:
         self._running.add(run)
-        run.future.add_done_callback(lambda _: self._running.discard(run))
         run.advance(None)
+
+    def ended(self, run: _Run) -> None:
+        self._running.discard(run)
 
     def _abandon(self, future: Future[Any]) -> None:
         for run in [run for run in self._running if run.future is future]:
@@ -168,7 +170,11 @@ class Driver:
 
 
 class _Run:
-    """One operation under way: its open asks, and what has come back. Whatever fails here fails the call."""
+    """One operation under way: its open asks, and what has come back. Whatever fails here fails the call.
+
+    Nothing that a run holds leads back to it, so that what it read is freed with the last of its reader's references
+    and not by the garbage collector at some later time.
+    """
 
     RETRY_AFTER_S = 0.1
 
@@ -183,6 +189,7 @@ class _Run:
         try:
             asks = self._operation.send(outcomes)  # type: ignore[arg-type]
         except StopIteration as stop:
+            self._driver.ended(self)
             self.future.set_result(stop.value)
             return
         except Exception as error:
@@ -195,6 +202,7 @@ class _Run:
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():
+            self._driver.ended(self)
             self.future.set_exception(error)
 
     def abandon(self) -> None:

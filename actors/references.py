@@ -47,11 +47,6 @@ def this_node() -> str | None:
     return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else None
 
 
-def this_actor() -> str | None:
-    """The name of the actor that this process is; None when it is none, or has no name."""
-    return str(ray.get_runtime_context().get_actor_name() or "") or None
-
-
 def share(buffers: Sequence[Buffer]) -> Any:
     """A reference to copies of ``buffers`` in the store. `ReferenceUnavailable` when they do not fit."""
     try:
@@ -125,6 +120,9 @@ class ReferenceConnection:
     def _carry(self, ask: Ask, timeout: float, tell: Callable[[Outcome], None]) -> None:
         try:
             tell(self._ask(ask, timeout))
+        except ReferenceUnavailable as error:
+            logger.warning("%r of %s goes in frames: %s", ask.op, self._peer, error.message)
+            tell(error)
         except RegraftError as error:
             tell(error)
         except ray.exceptions.GetTimeoutError:

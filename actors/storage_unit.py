@@ -2,15 +2,15 @@
 
 A thin shell around `policies.storage.UnitState`: it receives, asks the state, sends. It is asked over ZeroMQ, and where
 both sides share a node through Ray (`refer`), with the same handlers. Everything happens on one loop thread, but for
-what takes long and needs no state: checkpoint files and copies into the object store have a thread each, since the
-contents of a block never change.
+what takes long and needs no state: checkpoint files, and copies into the object store (`actors.lender`), have a thread
+each, since the contents of a block never change.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,15 +19,14 @@ import numpy as np
 from ray.util import get_node_ip_address
 
 from actors.block_files import read_blocks, write_blocks
-from actors.object_store import ObjectStore
+from actors.lender import Lender
 from actors.references import Answer as Referred
-from actors.references import ReferredRequest, shared_columns, this_actor, this_node
+from actors.references import ReferredRequest, this_node
 from actors.wire.connection import Connection, Outcome
 from actors.wire.loop import Loop
 from actors.wire.secret import Secret
 from actors.wire.server import Request, Server, serve
 from policies.codec import Buffer, decode_columns, encode_columns, pack_ints, unpack_ints
-from policies.columns import Column
 from policies.config import PlaneConfig
 from policies.errors import RegraftError, RemoteError, Unreachable, WireError, error_from_plain
 from policies.locations import UnitLocation, publication_to_plain
@@ -42,24 +41,28 @@ HOLD_S = 60.0
 """A saver that has not captured its blocks after this long is taken for dead, so that frees never wait for ever."""
 
 
-ROOM_EVERY_S = 1.0
-
-
 class StorageUnit:
     """``name`` is the unit's name in the plane; ``incarnation`` a number that no other unit of the plane's life has.
-    ``host`` None binds to this node's own address. Puts are taken in at once and acknowledged after `connect`.
+    ``host`` None binds to this node's own address. ``actor``: its name in Ray when it shares the node's object store.
+    Puts are taken in at once and acknowledged after `connect`.
     """
 
-    def __init__(self, name: str, incarnation: int, host: str | None, secret: Secret, config: PlaneConfig) -> None:
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        host: str | None,
+        secret: Secret,
+        config: PlaneConfig,
+        actor: str | None = None,
+    ) -> None:
         self._name, self._secret = name, secret
         self._state = UnitState(name, incarnation, config.unit_capacity_bytes, config.unit_capacity_rows)
         self._loop = Loop(f"unit-{name}")
         self._files = ThreadPoolExecutor(1, thread_name_prefix=f"unit-{name}-files")
-        self._aside = ThreadPoolExecutor(1, thread_name_prefix=f"unit-{name}-store")
-        self._transport = config.transport
-        self._store = ObjectStore(config.transport.store_reserve)
-        self._node = this_node() if config.transport.by_reference else None
-        self._room = 0
+        shares = actor is not None and config.transport.by_reference
+        self._actor, self._node = (actor, this_node()) if shares else (None, None)
+        self._lender = Lender(self._loop, name, self._state, config.transport, shares)
         self._controller: Connection | None = None
         handlers: dict[str, Callable[[Request], None]] = {
             "put": self._put,
@@ -72,15 +75,14 @@ class StorageUnit:
             "unload": self._unload,
             "statistics": self._statistics,
         }
-        self._referred: dict[str, Callable[[ReferredRequest], None]] = {"put": self._put, "lend": self._lend}
+        self._by_reference: Counter[str] = Counter()
+        self._referred: dict[str, Callable[[ReferredRequest], None]] = {"put": self._put, "lend": self._lender.lend}
         self._server = Server(self._loop, host or get_node_ip_address(), secret, handlers, config)
         self._loop.start()
-        if self._node is not None:
-            self._plan_to_look_at_store()
 
     def location(self) -> UnitLocation:
         """Where it is reached."""
-        return UnitLocation(self._server.endpoint, self._node, None if self._node is None else this_actor())
+        return UnitLocation(self._server.endpoint, self._node, self._actor)
 
     def refer(self, op: str, body: dict[str, Any], timeout: float, backing: list[Any], *payload: Any) -> Referred:
         """An operation whose buffers come in the object ``payload``, which ``backing`` refers to, or whose answer's
@@ -91,6 +93,7 @@ class StorageUnit:
         return request.wait(timeout)
 
     def _serve_referred(self, request: ReferredRequest) -> None:
+        self._by_reference[request.message.op] += 1
         serve(request, self._referred)
 
     def connect(self, controller_endpoint: str) -> None:
@@ -100,7 +103,7 @@ class StorageUnit:
     def close(self) -> None:
         self._loop.stop()
         self._files.shutdown()
-        self._aside.shutdown(cancel_futures=True)
+        self._lender.close()
 
     def _open(self, endpoint: str) -> None:
         self._controller = Connection(self._loop, endpoint, self._secret, CONTROLLER)
@@ -157,73 +160,26 @@ class StorageUnit:
                         "keys": list(stored.keys),
                         "row_bytes": pack_ints(stored.row_bytes),
                         "checksum": stored.checksum,
-                        "room": self._room,
+                        "room": self._lender.room,
                     }
                 )
 
     def _get(self, request: Request) -> None:
-        """``borrows``: the reader shares this node, and can be told to borrow a block (`_lend`) instead. ``unlent``:
-        blocks that it could not borrow, since their owner has died or the store is full."""
+        """``borrows``: the reader shares this node, and can be told to borrow a block (`actors.lender`) instead.
+        ``unlent``: blocks that it could not borrow, since their owner has died or the store is full."""
         for block_id in request.body.get("unlent", ()):
             self._state.disown(int(block_id))
         buffers: list[Buffer] = []
         parts: list[dict[str, Any]] = []
-        borrows = self._node is not None and bool(request.body.get("borrows"))
+        borrows = bool(request.body.get("borrows"))
         for read in request.body["reads"]:
             block, fields, positions = read["block"], read["fields"], unpack_ints(read["positions"])
-            if borrows and self._state.lends(block, fields, len(positions), self._room, self._transport):
+            if borrows and self._lender.lends(block, fields, len(positions)):
                 parts.append({"borrow": True})
             else:
                 part = self._state.read(block, fields, positions)
                 parts.append({"bad": part.bad, "columns": encode_columns(part.columns, buffers)})
         request.answer({"parts": parts}, buffers)
-
-    def _lend(self, request: ReferredRequest) -> None:
-        """References to whole blocks, and how their columns lie in them; None for one that cannot be lent any more."""
-        ids = [int(block_id) for block_id in request.body["blocks"]]
-        unshared = [block for block in map(self._state.whole, ids) if block is not None and block.backing is None]
-
-        def share_all() -> None:
-            try:
-                shared = [(block.id, *shared_columns(block.columns)) for block in unshared]
-            except RegraftError as error:
-                failed = error
-                self._loop.call_soon(lambda: request.fail(failed))
-                return
-            self._loop.call_soon(lambda: self._lend_shared(request, ids, shared))
-
-        if unshared:
-            self._aside.submit(share_all)
-        else:
-            self._lend_shared(request, ids, [])
-
-    def _lend_shared(
-        self, request: ReferredRequest, ids: list[int], shared: list[tuple[int, Any, dict[str, Column]]]
-    ) -> None:
-        for block_id, reference, columns in shared:
-            self._state.adopt(block_id, reference, columns)
-        lent: list[list[dict[str, Any]] | None] = []
-        references, buffers = [], []  # type: ignore[var-annotated]
-        for block in map(self._state.whole, ids):
-            if block is None or block.backing is None:
-                lent.append(None)
-            else:
-                lent.append(encode_columns(block.columns, buffers))
-                references.append(block.backing)
-        request.answer({"blocks": lent}, references)
-
-    def _plan_to_look_at_store(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the unit is closing
-            self._aside.submit(self._look_at_store)
-
-    def _look_at_store(self) -> None:
-        room = self._store.room()
-
-        def take_over() -> None:
-            self._room = room
-            self._loop.call_later(ROOM_EVERY_S, self._plan_to_look_at_store)
-
-        self._loop.call_soon(take_over)
 
     def _free(self, request: Request) -> None:
         self._state.free([(block, np.array(positions, np.int64)) for block, positions in request.body["frees"]])
@@ -294,6 +250,8 @@ class StorageUnit:
                 "blocks": len(self._state.blocks),
                 "rows": self._state.rows,
                 "bytes": self._state.nbytes,
+                "by_reference": dict(self._by_reference),
+                "store_room": self._lender.room,
                 "peers_refused": self._server.refused,
                 "answers_dropped": self._server.answers_dropped,
                 "traffic": self._server.traffic.to_plain(time.perf_counter()),

@@ -135,8 +135,8 @@ ERRORS_BY_NAME: dict[str, type[RegraftError]] = {
     cls.__name__: cls
     for cls in (
         RegraftError, ConfigError, WireError, Refused, DtypeConflict, DuplicateKey, UnknownPartition, UnknownField,
-        CapacityExceeded, Unreachable, ReferenceUnavailable, RequestTimeout, Unauthorized, ClosedError, ForkedProcessError, RemoteError,
-        KeyUnavailable, KeyMissing, KeyCleared, KeyCorrupt, CheckpointError, CheckpointMissing, CheckpointDamaged,
+        CapacityExceeded, Unreachable, ReferenceUnavailable, RequestTimeout, Unauthorized, ClosedError,
+        ForkedProcessError, RemoteError, KeyUnavailable, KeyMissing, KeyCleared, KeyCorrupt, CheckpointError, CheckpointMissing, CheckpointDamaged,
         FingerprintMismatch, CutRefused, CleanupFailed, EngineError,
     )
 }  # fmt: skip

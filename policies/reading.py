@@ -41,7 +41,7 @@ class Reading:
         placed: dict[str, str] = {}
         for unit, of_unit in reads.items():
             for read in of_unit:
-                self._owed[read.rows] += 1
+                self._owed[list(read.rows)] += 1
                 placed.update((self._keys[row], unit) for row in read.rows)
         self._tell(Placed(placed))
 
@@ -91,7 +91,7 @@ class Reading:
     def _ended(self, reads: Sequence[Read]) -> None:
         if self._tell is not None and reads:
             for read in reads:
-                self._owed[read.rows] -= 1
+                self._owed[list(read.rows)] -= 1
             rows = np.unique(np.concatenate([read.rows for read in reads]))
             self._tell_whole(self._tell, rows[self._owed[rows] == 0])
 

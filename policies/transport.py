@@ -19,15 +19,15 @@ class Transport:
     def __init__(self, config: TransportConfig, node: str | None) -> None:
         self._config = config
         self._node = node if config.by_reference else None
-        self._room: dict[str, int] = {}
+        self._room: dict[str, float] = {}
 
     def shares(self, unit_node: str | None) -> bool:
         """Whether references can be used between here and a unit on ``unit_node``."""
         return self._node is not None and self._node == unit_node
 
-    def learn_room(self, unit: str, room: int) -> None:
-        """The store of the unit's node has ``room`` bytes to give."""
-        self._room[unit] = room
+    def learn_room(self, unit: str, room: int | None) -> None:
+        """The store of the unit's node has ``room`` bytes to give (None: nobody knows)."""
+        self._room[unit] = math.inf if room is None else room
 
     def put_by_reference(self, nbytes: int, unit: str, unit_node: str | None) -> bool:
         room = self._room.get(unit, math.inf)

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from policies import chain as chains
 from policies.calls import CallIdentity
-from policies.chain import CHUNK_FIELDS, Chain, ChainDigest, ChainRefusal, verify_chain
+from policies.chain import CHUNK_FIELDS, Chain, ChainDigest, ChainRefusal, chunk_wishes, unread_chain, verify_chain
+from policies.errors import (
+    KeyCleared,
+    KeyCorrupt,
+    KeyMissing,
+    RegraftError,
+    RemoteError,
+    RequestTimeout,
+    Unreachable,
+)
 from policies.receipts import Continuation
 from tests.generated_tokens import chain, request
 
@@ -163,3 +172,30 @@ def test_a_digest_takes_extras_of_one_layout() -> None:
         digest.update({name: getattr(run, name) for name in CHUNK_FIELDS})
     with pytest.raises(ValueError, match="different lengths"):
         digest.update({**{name: getattr(run, name) for name in CHUNK_FIELDS}, "routes": run.extras["routes"][:3]})
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyMissing("m"), chains.CHUNK_MISSING),
+        (KeyCleared("m"), chains.CHUNK_CLEARED),
+        (KeyCorrupt("m"), chains.CHUNK_CORRUPT),
+        (Unreachable("m"), chains.CHUNK_UNREACHABLE),
+        (RequestTimeout("m"), chains.CHUNK_UNREACHABLE),
+        (RemoteError("m"), chains.CHUNK_UNREADABLE),
+    ],
+)
+def test_a_chunk_that_could_not_be_read_is_a_refusal_with_its_reason(error: RegraftError, reason: str) -> None:
+    refusal = unread_chain(error)
+    assert refusal.reason == reason and type(error).__name__ in refusal.cause
+
+
+def test_chunks_are_wished_for_with_their_sizes_and_the_head_of_a_longer_chain_will_be_wanted_again() -> None:
+    wishes = chunk_wishes(continuation(chain(10), 3))
+    assert [(wish.tokens, wish.nbytes, wish.again) for wish in wishes] == [
+        (4, 48, True),
+        (4, 48, False),
+        (4, 48, False),
+    ]
+    assert [wish.again for wish in chunk_wishes(continuation(chain(10), 1))] == [False]
+    assert chunk_wishes(Continuation(request(NEW), (), 0, "")) == ()

@@ -131,7 +131,7 @@ def test_a_fresh_plane_takes_shapes_and_dtypes_from_the_checkpoint(client: DataP
         reader = fresh.client()
         restore_plane(reader, tmp_path, {})
         batch = reader.get("t", ["b", "a"])
-        assert batch["score"].shape == () and batch["score"].dtype == "float32"
+        assert batch.columns["score"].shape == () and batch.columns["score"].dtype == "float32"
         assert [row.tolist() for row in batch["ids"]] == [ragged[1].tolist(), ragged[0].tolist()]
         reader.put("t", ["c"], {"score": np.array([3], np.float32), "ids": [ragged[0]]})
         with pytest.raises(DtypeConflict, match="score"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -74,6 +76,14 @@ def test_the_budget_counts_what_was_restored(
 ) -> None:
     continuation = Continuation.of(prefix(tokens, finish_reason), request())
     assert (continuation.remaining_max_tokens, continuation.whole_reason) == (left, whole)
+
+
+@pytest.mark.parametrize(("tokens", "least", "most"), [(0, 20, 32), (5, 15, 27), (20, 0, 12), (25, 0, 7), (40, 0, 0)])
+def test_what_is_left_of_the_limits_is_never_less_than_nothing_nor_upside_down(
+    tokens: int, least: int, most: int
+) -> None:
+    continuation = Continuation.of(prefix(tokens), replace(request(), min_tokens=20))
+    assert (continuation.remaining_min_tokens, continuation.remaining_max_tokens) == (least, most)
 
 
 def test_an_acknowledgement_of_another_call_or_of_a_stored_row_is_no_continuation() -> None:
