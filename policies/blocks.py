@@ -94,7 +94,7 @@ class Layout:
                     count(field.counts, number, 1)
         for field, keys in zip(self.jagged, block.shapes, strict=True):
             if field.bit & mask:
-                count(field.counts, keys if isinstance(keys, int) else int(keys[position]), 1)
+                count(field.counts, keys if isinstance(keys, int) else keys[position], 1)
 
     def _count_whole(self, rows: int) -> None:
         before, self.rows = self.rows, self.rows + rows
@@ -153,26 +153,36 @@ class BlockTable:
 class Releases:
     """What one operation lets go of. Nothing changes before `settle`."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_parts", "_whole")
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[Block, int, int], list[int]] = {}
+        self._whole: dict[Block, list[int]] = {}
+        self._parts: dict[tuple[Block, int, int], list[int]] = {}
+
+    def drop_whole(self, block: Block, position: int) -> None:
+        """The row at ``position``, which had all fields of its put, is not used any more."""
+        positions = self._whole.get(block)
+        if positions is None:
+            self._whole[block] = [position]
+        else:
+            positions.append(position)
 
     def drop(self, block: Block, position: int, had: int, lost: int) -> None:
         """The row at ``position``, of which the fields ``had`` were in use, is not used for those in ``lost`` any more.
         When none is left the position is free."""
-        group = self._groups.get((block, had, lost))
-        if group is None:
-            self._groups[block, had, lost] = [position]
-        else:
-            group.append(position)
+        self._parts.setdefault((block, had, lost), []).append(position)
 
     def settle(self, table: BlockTable) -> Frees:
         """Update shape counts and the block table; what the units are to be told."""
-        if not self._groups:
+        if not self._whole and not self._parts:
             return NOTHING
         frees: defaultdict[str, list[tuple[int, list[int]]]] = defaultdict(list)
-        for (block, had, lost), positions in self._groups.items():
+        for block, positions in self._whole.items():
+            layout = block.layout
+            layout.went(block, positions, layout.mask, layout.mask)
+            table.free(block, len(positions))
+            frees[block.unit].append((block.id, positions))
+        for (block, had, lost), positions in self._parts.items():
             block.layout.went(block, positions, had, lost)
             if had == lost:
                 table.free(block, len(positions))

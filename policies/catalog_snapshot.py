@@ -11,7 +11,8 @@ their number is not bounded by a word. Cost: O(rows) of Python both ways, and O(
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,7 @@ def _blocks_to_plain(blocks: list[Block]) -> dict[str, Any]:
         "rows": _ints([block.rows for block in blocks]),
         "schemas": [schema.packed for schema in schemas],
         "schema": _ints(numbers),
-        "shapes": [[keys if isinstance(keys, int) else _array(keys) for keys in block.shapes] for block in blocks],
+        "shapes": [[keys if isinstance(keys, int) else _ints(keys) for keys in block.shapes] for block in blocks],
     }
 
 
@@ -183,12 +184,12 @@ def _restore_blocks(plain: Mapping[str, Any], partition: Partition, block_units:
     for block_id, rows, schema, shapes in zip(*columns, plain["shapes"], strict=True):
         if block_id not in block_units:
             raise CheckpointDamaged(f"block {block_id} is in the controller's snapshot, but no unit has loaded it")
-        keys: list[ShapeKeys] = [keys if isinstance(keys, int) else _read(keys) for keys in shapes]
+        keys: list[ShapeKeys] = [keys if isinstance(keys, int) else array("q", _read(keys).tolist()) for keys in shapes]
         blocks.append(Block(block_id, block_units[block_id], rows, layouts[schema], keys, 0))
     return blocks
 
 
-def _ints(values: list[int]) -> dict[str, Any]:
+def _ints(values: Sequence[int]) -> dict[str, Any]:
     return _array(np.array(values, np.int64))
 
 

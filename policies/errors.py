@@ -136,8 +136,8 @@ ERRORS_BY_NAME: dict[str, type[RegraftError]] = {
     for cls in (
         RegraftError, ConfigError, WireError, Refused, DtypeConflict, DuplicateKey, UnknownPartition, UnknownField,
         CapacityExceeded, Unreachable, ReferenceUnavailable, RequestTimeout, Unauthorized, ClosedError,
-        ForkedProcessError, RemoteError, KeyUnavailable, KeyMissing, KeyCleared, KeyCorrupt, CheckpointError, CheckpointMissing, CheckpointDamaged,
-        FingerprintMismatch, CutRefused, CleanupFailed, EngineError,
+        ForkedProcessError, RemoteError, KeyUnavailable, KeyMissing, KeyCleared, KeyCorrupt, CheckpointError,
+        CheckpointMissing, CheckpointDamaged, FingerprintMismatch, CutRefused, CleanupFailed, EngineError,
     )
 }  # fmt: skip
 

@@ -292,18 +292,21 @@ class Partition:
     def clear(self, keys: Sequence[str], releases: Releases) -> tuple[int, tuple[str, ...]]:
         """Remove rows: how many went, and the keys that were not there. O(1) per row and field."""
         unknown: list[str] = []
-        removed, rows, consumers = 0, self.rows, self.consumers
+        masks: dict[int, int] = {}
+        pop, consumers = self.rows.pop, self.consumers
         for key in dict.fromkeys(keys):
-            row = rows.pop(key, None)
+            row = pop(key, None)
             if row is None:
                 unknown.append(key)
                 continue
-            removed += 1
+            mask = row.mask
+            masks[mask] = masks.get(mask, 0) + 1
             row.clear(releases)
-            self._count(row.mask, -1)
             if not consumers.idle:
                 consumers.went(row)
-        return removed, tuple(unknown)
+        for mask, rows in masks.items():
+            self._count(mask, -rows)
+        return sum(masks.values()), tuple(unknown)
 
     def tag(self, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], merge: bool) -> None:
         """Set or merge tags; a key that is not there becomes a row that has only tags."""

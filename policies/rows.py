@@ -69,9 +69,13 @@ class Row:
 
     def clear(self, releases: Releases) -> None:
         """Let go of all places; the row is never used again."""
+        block = self.block
         if self.more is None:
-            if self.block is not None:
-                releases.drop(self.block, self.position, self.mask, self.mask)
+            if block is not None:
+                if self.mask == block.layout.mask:
+                    releases.drop_whole(block, self.position)
+                else:
+                    releases.drop(block, self.position, self.mask, self.mask)
         else:
             for place in self.places():
                 releases.drop(place.block, place.position, place.mask, place.mask)

@@ -12,8 +12,9 @@ where a dimension other than the first is jagged). The same row shape has the sa
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, Union, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,11 @@ SCALAR = 0
 REMEMBERED_SHAPES = 4_096
 """Whole shapes whose number is kept at hand."""
 
-ShapeKeys = int | NDArray[np.int64]
-"""The shape numbers of a block's rows in one field: one for all of them, or int64 ``(rows,)``."""
+FEW_ROWS = 32
+"""Up to so many, adding them one by one is faster than a call of numpy."""
+
+ShapeKeys = Union[int, "array[int]"]
+"""The shape numbers of a block's rows in one field: one for all of them, or one for each (typecode ``q``)."""
 
 ShapeCounts = dict[int, int]
 """Shape number → how many hold that shape in one field: live rows, each for itself, or kinds of put whose live rows
@@ -85,15 +89,23 @@ class Shapes:
             if not 0 <= lengths <= LONGEST:
                 raise Refused(f"length {lengths} is not in 0..2^40")
             return self.number(jagged.filled(lengths)) if jagged.base is None else jagged.base + lengths
-        listed = cast(NDArray[np.int64], lengths)
+        listed = cast("NDArray[np.int64]", lengths)
         if len(listed) != rows:
             raise Refused(f"{len(listed)} lengths came for {rows} rows")
-        # As an unsigned number a negative length is larger than any.
-        if rows and int(listed.view(np.uint64).max()) > LONGEST:
-            raise Refused(f"lengths {int(listed.min())}..{int(listed.max())} are not all in 0..2^40")
-        if jagged.base is not None:
-            return listed + jagged.base
-        return np.array([self.number(jagged.filled(length)) for length in listed.tolist()], np.int64)
+        if rows > FEW_ROWS and jagged.base is not None:
+            # As an unsigned number a negative length is larger than any.
+            if int(listed.view(np.uint64).max()) > LONGEST:
+                raise Refused(f"lengths {listed.min()}..{listed.max()} are not all in 0..2^40")
+            numbers = array("q")
+            numbers.frombytes((listed + jagged.base).tobytes())
+            return numbers
+        sizes = listed.tolist()
+        if min(sizes) < 0 or max(sizes) > LONGEST:
+            raise Refused(f"lengths {min(sizes)}..{max(sizes)} are not all in 0..2^40")
+        if jagged.base is None:
+            return array("q", [self.number(jagged.filled(size)) for size in sizes])
+        base = jagged.base
+        return array("q", [base + size for size in sizes])
 
     def shape(self, key: int) -> tuple[int, ...]:
         """The row shape with this number."""
@@ -124,7 +136,7 @@ def count_rows(counts: ShapeCounts, numbers: ShapeKeys, rows: int) -> None:
     if type(numbers) is int:
         counts[numbers] = counts.get(numbers, 0) + rows
     else:
-        for number in cast(NDArray[np.int64], numbers).tolist():
+        for number in cast("array[int]", numbers):
             counts[number] = counts.get(number, 0) + 1
 
 
@@ -133,8 +145,8 @@ def discount_rows(counts: ShapeCounts, numbers: ShapeKeys, positions: Sequence[i
     if isinstance(numbers, int):
         count(counts, numbers, -len(positions))
         return
-    gone = [numbers.item(positions[0])] if len(positions) == 1 else numbers[positions].tolist()
-    for number in gone:
+    for position in positions:
+        number = numbers[position]
         left = counts[number] - 1
         if left:
             counts[number] = left

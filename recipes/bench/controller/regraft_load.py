@@ -11,7 +11,7 @@ import zmq
 
 from actors.controller import PatchedController
 from actors.storage_unit import StorageUnit
-from actors.wire.secret import new_secret, present
+from actors.wire.secret import Secret, new_secret, present
 from policies.answers import OK
 from policies.codec import Message, decode_messages, encode_messages, error_of, pack_message
 from policies.config import PlaneConfig
@@ -30,7 +30,7 @@ _BLOCKS_PER_CLIENT: Final = 1 << 32
 
 class ControllerAddress(NamedTuple):
     endpoint: str
-    secret: str
+    secret: Secret
 
 
 def start(live: int, running: ExitStack) -> ControllerAddress:
@@ -43,7 +43,7 @@ def start(live: int, running: ExitStack) -> ControllerAddress:
     return ControllerAddress(*controller.first)
 
 
-def serve_unit(secret: str) -> Generator[str, Any, None]:
+def serve_unit(secret: Secret) -> Generator[str, Any, None]:
     unit = StorageUnit(UNIT, 0, _HOST, secret, PlaneConfig())
     try:
         yield unit.location().endpoint
@@ -51,7 +51,7 @@ def serve_unit(secret: str) -> Generator[str, Any, None]:
         unit.close()
 
 
-def serve_controller(secret: str, unit_endpoint: str, live: int) -> Generator[tuple[str, str], Any, None]:
+def serve_controller(secret: Secret, unit_endpoint: str, live: int) -> Generator[tuple[str, str], Any, None]:
     controller = PatchedController(_HOST, secret, PlaneConfig(max_frame_bytes=_FRAME_LIMIT))
     try:
         controller.register_units({UNIT: UnitLocation(unit_endpoint)})
