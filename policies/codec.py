@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
 import msgpack
@@ -42,13 +41,12 @@ Buffer = Any
 """Anything with the buffer protocol: bytes, memoryview, a contiguous numpy array."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """``id`` is chosen by the asker and echoed by the answer. ``op`` names the operation, or is `ANSWER` / `ERROR`."""
 
     id: int
     op: str
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = {}
     buffers: Sequence[Buffer] = ()
 
 
@@ -61,11 +59,11 @@ class Packed(NamedTuple):
 
 def pack_message(message: Message) -> Packed:
     """`WireError` when msgpack cannot hold what the message says."""
-    sizes = [memoryview(buffer).nbytes for buffer in message.buffers]
+    number, op, body, buffers = message
     try:
-        return Packed(msgpack.packb((message.id, message.op, message.body, sizes)), message.buffers)
+        return Packed(msgpack.packb((number, op, body, [memoryview(buffer).nbytes for buffer in buffers])), buffers)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise WireError(f"{message.op!r} holds a value that no message can carry: {error}") from None
+        raise WireError(f"{op!r} holds a value that no message can carry: {error}") from None
 
 
 def encode_messages(messages: Sequence[Packed]) -> list[Buffer]:
@@ -85,38 +83,30 @@ def decode_messages(frames: Sequence[memoryview]) -> list[Message | WireError]:
         header = msgpack.unpackb(frames[0], strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"a header that is not msgpack: {type(error).__name__}: {error}") from None
-    if not isinstance(header, list) or len(header) < 2 or not all(map(_names_its_asker, header[1:])):
-        raise WireError("a header without request ids")
-    version, *entries = header
-    if version != PROTOCOL_VERSION:
-        return [
-            WireError(f"protocol version {version!r}; this side speaks {PROTOCOL_VERSION}", id=e[0]) for e in entries
-        ]
-    announced = [size for entry in entries if _is_message(entry) for size in entry[3]]
-    if announced != [frame.nbytes for frame in frames[1:]]:
-        came = f"the header announces {len(announced)} buffers, {len(frames) - 1} came or their sizes differ"
-        return [WireError(came, id=entry[0]) for entry in entries]
+    if not isinstance(header, list) or len(header) < 2:
+        raise WireError("a header without messages")
     messages: list[Message | WireError] = []
-    first = 1
-    for entry in entries:
-        if _is_message(entry):
-            number, op, body, sizes = entry
-            messages.append(Message(number, op, body, frames[first : first + len(sizes)]))
-            first += len(sizes)
+    announced: list[Any] = []
+    for entry in header[1:]:
+        if type(entry) is not list or not entry or not _is_count(entry[0]):
+            raise WireError("a header without request ids")
+        if len(entry) == 4 and type(entry[1]) is str and type(entry[2]) is dict and type(entry[3]) is list:
+            first = 1 + len(announced)
+            announced += entry[3]
+            messages.append(Message(entry[0], entry[1], entry[2], frames[first : 1 + len(announced)]))
         else:
             messages.append(WireError("a message without op, body and sizes", id=entry[0]))
+    if header[0] != PROTOCOL_VERSION:
+        return _all_wrong(messages, f"protocol version {header[0]!r}; this side speaks {PROTOCOL_VERSION}")
+    if announced != [frame.nbytes for frame in frames[1:]]:
+        came = f"the header announces {len(announced)} buffers, {len(frames) - 1} came or their sizes differ"
+        return _all_wrong(messages, came)
     return messages
 
 
-def _names_its_asker(entry: Any) -> bool:
-    return isinstance(entry, list) and len(entry) > 0 and _is_count(entry[0])
-
-
-def _is_message(entry: list[Any]) -> bool:
-    if len(entry) != 4:
-        return False
-    _, op, body, sizes = entry
-    return isinstance(op, str) and isinstance(body, dict) and isinstance(sizes, list)
+def _all_wrong(messages: Sequence[Message | WireError], what: str) -> list[Message | WireError]:
+    ids = [message.id if isinstance(message, Message) else message.details["id"] for message in messages]
+    return [WireError(what, id=number) for number in ids]
 
 
 def _array_header(length: int) -> bytes:
