@@ -14,7 +14,6 @@ has its own. Peak memory is what the staging process grew by. Rows are checked a
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from recipes.bench.cut import regraft_side
 from recipes.bench.cut.load import CutRun, Load
 from recipes.bench.options import positive, positives
 from recipes.bench.scenario import REGRAFT, TRANSFERQUEUE, Metric, Runner, Scenario
+from recipes.bench.servers import limit_peer_threads
 
 METRICS: Final = (
     Metric("rows_per_s", "rows/s", lower_is_better=False),
@@ -81,8 +81,7 @@ def _scenario(name: str, shows: str, load: Load, peer: str | None) -> Scenario:
 
 
 def _peer_run(name: str, load: Load) -> Runner:
-    # It warns at every put that asks for more threads than there are processors; 8 are its default.
-    os.environ.setdefault("TQ_NUM_THREADS", str(min(8, os.cpu_count() or 1)))
+    limit_peer_threads()
     from recipes.bench.cut import transfer_queue_side
 
     return CutRun(name, transfer_queue_side.serve, load)

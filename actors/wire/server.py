@@ -298,7 +298,7 @@ class Server:
             self.send(peer, error_to(message.details["id"], message))
             return
         request = Request(self, peer, message)
-        if too_large or any(len(buffer) > self._max_frame_bytes for buffer in message.buffers):
+        if too_large or (message.buffers and max(map(len, message.buffers)) > self._max_frame_bytes):
             request.fail(WireError(f"a frame of more than {self._max_frame_bytes} bytes, which is the limit"))
             return
         began = time.perf_counter()

@@ -25,7 +25,7 @@ from recipes.bench.scenario import Scenario
 from recipes.bench.table import results_table
 from recipes.prefix_recovery.interruption import Interrupted, interruptible
 
-_WIDTH_OF_FILES = 120
+_WIDTH_OF_FILES = 180
 """Of a table that goes to no terminal, so that nothing is cut off."""
 
 

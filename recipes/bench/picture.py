@@ -17,9 +17,24 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from recipes.bench.quantity import quantity
 from recipes.bench.record import Record
-from recipes.bench.scenario import PATCHED_TRANSFERQUEUE, REGRAFT, SYSTEMS, TRANSFERQUEUE
+from recipes.bench.scenario import (
+    MEMCPY,
+    PATCHED_TRANSFERQUEUE,
+    REGRAFT,
+    REGRAFT_FRAMES,
+    SYSTEMS,
+    TRANSFERQUEUE,
+    ZMQ_SOCKET,
+)
 
-COLOURS: Final = {REGRAFT: "#4f9e58", TRANSFERQUEUE: "#7b9cc9", PATCHED_TRANSFERQUEUE: "#f0a830"}
+COLOURS: Final = {
+    REGRAFT: "#4f9e58",
+    REGRAFT_FRAMES: "#a5cfa3",
+    TRANSFERQUEUE: "#7b9cc9",
+    PATCHED_TRANSFERQUEUE: "#f0a830",
+    ZMQ_SOCKET: "#b0b0b0",
+    MEMCPY: "#707070",
+}
 _COLUMNS = 3
 _PANEL_IN: Final = (5.2, 3.6)
 _HEAD_IN = 0.75

@@ -15,7 +15,11 @@ from policies.errors import RegraftError
 REGRAFT: Final = "regraft"
 TRANSFERQUEUE: Final = "transferqueue"
 PATCHED_TRANSFERQUEUE: Final = "transferqueue+patch"
-SYSTEMS: Final = (REGRAFT, TRANSFERQUEUE, PATCHED_TRANSFERQUEUE)
+REGRAFT_FRAMES: Final = "regraft-frames"
+"""regraft without references to Ray's object store: all bytes travel in frames."""
+MEMCPY: Final = "memcpy"
+ZMQ_SOCKET: Final = "zmq-socket"
+SYSTEMS: Final = (REGRAFT, REGRAFT_FRAMES, TRANSFERQUEUE, PATCHED_TRANSFERQUEUE, ZMQ_SOCKET, MEMCPY)
 """All that records may name, in the order in which tables and pictures show them."""
 
 

@@ -9,13 +9,13 @@ from rich.text import Text
 
 from recipes.bench.quantity import digits, quantity, span
 from recipes.bench.record import Record, advantage
-from recipes.bench.scenario import REGRAFT, SYSTEMS
+from recipes.bench.scenario import REGRAFT, REGRAFT_FRAMES, SYSTEMS
 
 
 def results_table(title: str, records: Sequence[Record]) -> Table:
     """Medians with their ranges. The last columns say how many times better regraft is, whichever way is better."""
     systems = [system for system in SYSTEMS if any(record.system == system for record in records)]
-    peers = [system for system in systems if system != REGRAFT]
+    peers = [system for system in systems if system not in (REGRAFT, REGRAFT_FRAMES)]
     table = Table(title=title, title_justify="left", caption="median (min – max)", caption_justify="left")
     table.add_column("scenario", no_wrap=True)
     table.add_column("metric", no_wrap=True)

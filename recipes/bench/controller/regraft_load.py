@@ -27,6 +27,12 @@ _HOST: Final = "127.0.0.1"
 _FRAME_LIMIT: Final = 1 << 30
 _BLOCKS_PER_CLIENT: Final = 1 << 32
 
+Asked = tuple[str, Mapping[str, Any]]
+"""An operation and its body."""
+
+LOCATED: Final = 1
+"""Which of a cycle's answers is that of the lookup."""
+
 
 class ControllerAddress(NamedTuple):
     endpoint: str
@@ -64,7 +70,7 @@ def serve_controller(secret: Secret, unit_endpoint: str, live: int) -> Generator
 
 
 class FusedClient:
-    """What belongs to a cycle is asked for in one message."""
+    """What belongs to a cycle is asked for in one message, and tags come with the publication, as in a put."""
 
     def __init__(self, address: ControllerAddress, number: int) -> None:
         self._address, self._number = address, number
@@ -79,22 +85,24 @@ class FusedClient:
 
     def cycle(self) -> Steps:
         key = self._key(self._made)
-        asks = [
-            ("publish", {"publications": [self._publication((key,))]}),
-            ("locate", {"partition": PARTITION, "keys": [key], "fields": None}),
-            ("tag", {"partition": PARTITION, "keys": [key], "tags": [{"score": float(self._made)}]}),
-        ]
+        asks = self._cycle(key, {"score": float(self._made)})
         self._made += 1
         if self._made % KEPT == 0:
             keys = [self._key(number) for number in range(self._made - KEPT, self._made)]
             asks.append(("clear", {"partition": PARTITION, "keys": keys}))
         answers = yield from self._ask(asks)
         _require_published(answers[0])
-        located = located_from_plain(answers[1])
+        located = located_from_plain(answers[LOCATED])
         if set(located.verdicts) != {OK} or located.fields != NAMES:
             raise CheckFailed(f"the lookup of {key!r} found {located.verdicts} with fields {located.fields}")
-        if len(answers) == 4 and answers[3]["removed"] != KEPT:
-            raise CheckFailed(f"a clear of {KEPT} rows removed {answers[3]['removed']}")
+        if self._made % KEPT == 0 and answers[-1]["removed"] != KEPT:
+            raise CheckFailed(f"a clear of {KEPT} rows removed {answers[-1]['removed']}")
+
+    def _cycle(self, key: str, tags: Mapping[str, Any]) -> list[Asked]:
+        return [
+            ("publish", {"publications": [self._publication((key,), (tags,))]}),
+            ("locate", {"partition": PARTITION, "keys": [key], "fields": None}),
+        ]
 
     def fill(self, rows: int) -> Steps:
         for first in range(0, rows, BLOCK_ROWS):
@@ -103,7 +111,7 @@ class FusedClient:
             answers = yield from self._ask([("publish", {"publications": [self._publication(keys)]})])
             _require_published(answers[0])
 
-    def _ask(self, asks: Sequence[tuple[str, Mapping[str, Any]]]) -> Generator[Any, Any, list[Mapping[str, Any]]]:
+    def _ask(self, asks: Sequence[Asked]) -> Generator[Any, Any, list[Mapping[str, Any]]]:
         messages = [Message(next(self._ids), op, body) for op, body in asks]
         frames = yield encode_messages([pack_message(message) for message in messages])
         return _answers(messages, frames)
@@ -111,18 +119,25 @@ class FusedClient:
     def _key(self, number: int) -> str:
         return f"client{self._number}-{number}"
 
-    def _publication(self, keys: tuple[str, ...]) -> dict[str, Any]:
+    def _publication(self, keys: tuple[str, ...], tags: tuple[Mapping[str, Any], ...] | None = None) -> dict[str, Any]:
         block = (self._number - FILLER) * _BLOCKS_PER_CLIENT + self._made
         template = self._template
         return publication_to_plain(
-            Publication(f"batch-{block}", UNIT, block, PARTITION, keys, template.schema, template.lengths)
+            Publication(f"batch-{block}", UNIT, block, PARTITION, keys, template.schema, template.lengths, tags)
         )
 
 
 class UnfusedClient(FusedClient):
     """Each part of a cycle is a message of its own, asked for when the one before it has been answered."""
 
-    def _ask(self, asks: Sequence[tuple[str, Mapping[str, Any]]]) -> Generator[Any, Any, list[Mapping[str, Any]]]:
+    def _cycle(self, key: str, tags: Mapping[str, Any]) -> list[Asked]:
+        return [
+            ("publish", {"publications": [self._publication((key,))]}),
+            ("locate", {"partition": PARTITION, "keys": [key], "fields": None}),
+            ("tag", {"partition": PARTITION, "keys": [key], "tags": [dict(tags)]}),
+        ]
+
+    def _ask(self, asks: Sequence[Asked]) -> Generator[Any, Any, list[Mapping[str, Any]]]:
         answers = []
         for ask in asks:
             answers += yield from super()._ask([ask])

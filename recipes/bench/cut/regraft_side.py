@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from policies.config import PlaneConfig, RolloutRecoveryConfig
 from policies.receipts import Inventory
 from recipes.bench.cut.load import ROUTES, Load, PeakMemory, Staged, Waits, require_same
 from recipes.bench.scenario import CheckFailed
-
-RAY: Final = {"address": "local", "include_dashboard": False, "log_to_driver": False}
+from recipes.bench.servers import RAY
 
 
 class Waiting(AsyncDataPlaneClient):

@@ -12,29 +12,21 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Any, Final
 
-import ray
 import torch
 import transfer_queue
 from tensordict import TensorDict
 
 from recipes.bench.cut.load import ROUTES, Load, PeakMemory, Staged, Waits, require_same
+from recipes.bench.servers import local_ray, transfer_queue_servers
 
 PARTITION: Final = "staging"
-LOGICAL_CPUS: Final = 8
-"""Its controller and units ask Ray for one each, whatever the machine has."""
 
 
 def serve(load: Load) -> Generator[Any, Any, None]:
-    ray.init(address="local", num_cpus=LOGICAL_CPUS, include_dashboard=False, log_to_driver=False)
-    transfer_queue.init()
-    try:
-        with closing(asyncio.new_event_loop()) as loop:
-            yield None
-            while True:
-                yield loop.run_until_complete(_staged(load))
-    finally:
-        transfer_queue.close()
-        ray.shutdown()
+    with local_ray(), transfer_queue_servers(), closing(asyncio.new_event_loop()) as loop:
+        yield None
+        while True:
+            yield loop.run_until_complete(_staged(load))
 
 
 async def _staged(load: Load) -> Staged:

@@ -36,8 +36,8 @@ from recipes.bench.restore.load import (
     restore_all,
 )
 from recipes.bench.scenario import CheckFailed
+from recipes.bench.servers import RAY
 
-RAY: Final = {"address": "local", "include_dashboard": False, "log_to_driver": False}
 TIMEOUT_S: Final = 120.0
 
 

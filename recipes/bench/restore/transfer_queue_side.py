@@ -27,25 +27,19 @@ from recipes.bench.restore.load import (
     require_same,
     restore_all,
 )
+from recipes.bench.servers import local_ray, transfer_queue_servers
 
 PARTITION: Final = "staging"
-LOGICAL_CPUS: Final = 8
-"""Its controller and units ask Ray for one each, whatever the machine has."""
 READS_AT_ONCE: Final = 2
 
 
 def store(load: Load) -> Generator[Any, Any, None]:
     """The system, with all rows in it: the address of its Ray. All processes need one ``RAY_AUTH_TOKEN``."""
-    ray.init(address="local", num_cpus=LOGICAL_CPUS, include_dashboard=False, log_to_driver=False)
-    transfer_queue.init()
-    try:
+    with local_ray(), transfer_queue_servers():
         for chunk in range(load.chunks):
             for first in range(0, load.calls, ROWS_PER_PUT):
                 _put(load, range(first, min(load.calls, first + ROWS_PER_PUT)), chunk)
         yield ray.get_runtime_context().gcs_address
-    finally:
-        transfer_queue.close()
-        ray.shutdown()
 
 
 def work(load: Load, address: str, workers: range) -> Generator[Any, Any, None]:
