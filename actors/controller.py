@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 from ray.util import get_node_ip_address
 
-from actors.client import PlaneAddress
+from actors.address import PlaneAddress
 from actors.wire.connection import Connection, Outcome
 from actors.wire.loop import Loop, Timer
 from actors.wire.secret import Secret

@@ -19,8 +19,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from actors.address import PlaneAddress
 from actors.chunk_cleanup import ChunkCleanup
-from actors.client import PlaneAddress
 from actors.cut_run import CutRun
 from actors.metrics import report_cut
 from actors.plane_protocol import STAGING, Plane, connect

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from actors.client import PlaneAddress
+from actors.address import PlaneAddress
 from actors.plane_protocol import STAGING, TRAIN, Plane, connect
 from policies.answers import Placed, Told
 from policies.chain import CHUNK_FIELDS, Chain, ChainRefusal, chunk_wishes, unread_chain, verify_chain

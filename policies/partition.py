@@ -340,7 +340,8 @@ class Partition:
             block.layout.restored(block, position, mask)
 
     def describe(self) -> dict[str, Any]:
-        """Plain: fields with dtype, rows and row shape (None: rows differ, or there are none); tasks; counts."""
+        """Plain: fields with dtype, rows and row shape (None: rows differ, or there are none); counts; tasks, and for
+        each list of fields and sampler that a task claims with, the rows that it could give."""
         fields = {}
         for field in self.fields.values():
             shape = uniform(field.counts)
@@ -353,7 +354,10 @@ class Partition:
         tasks = {
             task.name: {
                 "claimed": task.claimed,
-                "available": [[list(self.names(w.want)), w.available] for w in task.watches.values()],
+                "watches": [
+                    {"fields": list(self.names(w.want)), "sampler": w.spec.to_plain(), "available": w.available}
+                    for w in task.watches.values()
+                ],
             }
             for task in self.consumers.tasks.values()
         }

@@ -139,7 +139,7 @@ def test_every_row_is_consumed_or_ready_and_never_both(steps: list[str]) -> None
         else:
             catalog.clear("train", seen)
         tasks = catalog.describe()["partitions"].get("train", {"tasks": {}})["tasks"]
-        ready = tasks["actor"]["available"][0][1] if "actor" in tasks else produced
+        ready = tasks["actor"]["watches"][0]["available"] if "actor" in tasks else produced
         assert len(seen) + ready == produced
     assert seen == [f"k{i}" for i in range(len(seen))]
 

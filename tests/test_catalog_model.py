@@ -646,8 +646,12 @@ class CatalogMachine(RuleBasedStateMachine):
         assert self.catalog.produced(name) == Progress(partition.produced, partition.expected)
         for task, claimed in partition.claimed.items():
             assert self.catalog.consumed(name, task) == Progress(claimed, partition.expected)
-        watched = {(t, frozenset(f), n) for t, d in described["tasks"].items() for f, n in d["available"]}
-        assert watched == {(t, f, len(self.available(partition, t, f))) for t, f, _ in partition.watches}
+        watched = {
+            (task, frozenset(watch["fields"]), SamplerSpec.from_plain(watch["sampler"]), watch["available"])
+            for task, described_task in described["tasks"].items()
+            for watch in described_task["watches"]
+        }
+        assert watched == {(t, f, spec, len(self.available(partition, t, f))) for t, f, spec in partition.watches}
 
     @invariant()
     def knows_which_blocks_live(self) -> None:
